@@ -65,6 +65,12 @@ struct Parts {
   int store_fd() const { return port ? port->socket.get() : -1; }
 };
 
+std::string listed(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
 std::vector<int> numbers(const std::vector<UniqueFd>& ends) {
   std::vector<int> fds;
   for (const UniqueFd& end : ends) fds.push_back(end.get());
@@ -137,16 +143,16 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     co_return co_await dump_stacks(job, group, attempt);
   }
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome)) {
-    std::string ranks;
+    std::vector<int> ranks;
     for (const std::size_t index : hung->workers) {
       EventRecord record{EventRecord::Kind::kHang, Clock::now(), attempt.round.number};
       record.rank = attempt.specs[index].rank;
       record.local_rank = attempt.specs[index].local_rank;
       record.pid = group.workers()[index].process.pid;
       job.log.add(record);
-      ranks += (ranks.empty() ? "" : ", ") + std::to_string(attempt.specs[index].rank);
+      ranks.push_back(attempt.specs[index].rank);
     }
-    log_error("no sign of life from rank " + ranks + " for " + in_seconds(*job.options.hang_timeout) +
+    log_error("no sign of life from rank " + listed(ranks) + " for " + in_seconds(*job.options.hang_timeout) +
               " (--hang-timeout): ending the job");
     co_return co_await dump_stacks(job, group, attempt);
   }
@@ -212,6 +218,7 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
     lost.push_back(parts.group.workers()[i].status.has_value());
     if (lost.back()) notice.lost.push_back(attempt.specs[i].rank);
   }
+  if (notice.lost.size() > 1) log_warning("replacing ranks " + listed(notice.lost));
   const WorkerEnds ends = open_ends(parts, job, round, lost);
   auto specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto plans = job.outputs.plan(round.number, specs);
@@ -239,6 +246,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
   std::optional<AttemptEnd> lost;  // the end that the nodes were asked about
   for (;;) {
     auto end = co_await parts.group.wait(job.deadline, find_hung, peers.end_reason, peers.begins_round);
+    parts.group.record_exits();  // one round replaces all that have failed
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);

@@ -145,7 +145,7 @@ asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point d
 
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
   // Workers that have ended by now did so unasked, even if their events are still queued.
-  for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
+  record_exits();
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
   if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
@@ -216,6 +216,10 @@ void WorkerGroup::record_exit(std::size_t index) {
   worker.asked_to_end = !ending_signals_.empty();
   log_worker(EventRecord::Kind::kExited, index);
   check_group(worker);
+}
+
+void WorkerGroup::record_exits() {
+  for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
 }
 
 /// Reaps children that have ended: processes that outlived their parents are children of ddprun, the

@@ -64,6 +64,9 @@ class WorkerGroup {
   std::variant<Worker, StartFailed> replace(std::size_t index, const std::string& program,
                                             WorkerOutputs output, Standbys& standbys);
 
+  /// Records the ends of workers whose events are still queued.
+  void record_exits();
+
   /// Waits until all workers succeed, one fails, a signal ends the job, the deadline passes, workers hang, or
   /// the other nodes end the attempt. nullopt: interrupted
   boost::asio::awaitable<std::optional<AttemptEnd>> wait(std::optional<JobEvents::Clock::time_point> deadline,

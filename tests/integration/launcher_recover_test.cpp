@@ -22,10 +22,11 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   const std::string lost = GENERATE("0", "1", "2");
   CAPTURE(lost);
   const TempDir dir;
-  const auto result = dir.path() / "result.json";
-  const Finished run(job(recovering(3, {"--result-json=" + result.string()}),
-                         {"recovers", "true", "ready", "--old", "meet", "--old-rank", lost, "kill", "9",
-                          "--old", "wait-for-round", "--all", "meet"}));
+  const auto result = dir.path() / "result.json", events = dir.path() / "events.json";
+  const Finished run(
+      job(recovering(3, {"--result-json=" + result.string(), "--events-json=" + events.string()}),
+          {"recovers", "true", "ready", "--old", "meet", "--old-rank", lost, "kill", "9", "--old",
+           "wait-for-round", "--all", "meet"}));
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(count_of("ready ", run.out) == 4);
   CHECK(count_of("ready " + lost + " ", run.out) == 2);
@@ -42,6 +43,44 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   CHECK(record["attempts"][0]["reason"] == "succeeded");
   CHECK(record["attempts"][0]["workers"].size() == 4);
   CHECK(record["attempts"][0]["workers"][3]["status"]["signal"] == 9);
+  std::ifstream lines(events);
+  for (std::string line; std::getline(lines, line);) {
+    const auto event = json::parse(line);
+    if (event["event"] != "started" && event["event"] != "exited" && event["event"] != "first_output")
+      continue;
+    INFO(line);
+    const bool replaces = event["pid"] == record["attempts"][0]["workers"][std::stoul(lost)]["pid"];
+    CHECK(event["attempt"] == (replaces ? 1 : 0));
+  }
+}
+
+pid_t pid_of(const std::string& rank, const Child& child) {
+  const std::string out = child.out(), name = "ready " + rank + " ";
+  return std::stoi(out.substr(out.find(name) + name.size()));
+}
+
+/// The process has ended, and may not be reaped yet.
+bool has_ended(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat;
+  return !std::getline(file, stat) || stat.find(") Z ") != std::string::npos;
+}
+
+TEST_CASE("workers that are lost together use up one restart", "[recover]") {
+  Child child(job({"--nproc-per-node=3", "--max-restarts=1", "--recover=rank"},
+                  {"recovers", "true", "ready", "--old-rank", "1", "pause", "--old-rank", "2", "pause",
+                   "--old", "wait-for-round", "--all", "meet"}));
+  REQUIRE(child.wait_for_output("ready ", 3));
+  child.send_signal(SIGSTOP);
+  for (const char* rank : {"1", "2"}) {
+    ::kill(pid_of(rank, child), SIGKILL);
+    CHECK(wait_until([&] { return has_ended(pid_of(rank, child)); }));
+  }
+  child.send_signal(SIGCONT);
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK(count_of(", round 1 at", child.out()) == 3);
+  CHECK_THAT(child.err(), ContainsSubstring("replacing ranks 1, 2"));
+  check_nothing_left(child);
 }
 
 TEST_CASE("an error as a round in place begins ends the survivors as any end does", "[recover]") {
@@ -201,7 +240,8 @@ TEST_CASE("no process stands by for a program that has not said that it can", "[
   CHECK(read_file(starts) == "x\nx\n");
 }
 
-TEST_CASE("in place of a process that stood by and has ended, a new one is started", "[recover]") {
+TEST_CASE("in place of a process that stood by and has ended, a new one is started, at once or to stand by",
+          "[recover]") {
   const TempDir dir;
   const auto waits = (dir.path() / "waits").string(), go = (dir.path() / "go").string();
   Child child(job(recovering(2, {"--standby=1"}),
@@ -211,17 +251,16 @@ TEST_CASE("in place of a process that stood by and has ended, a new one is start
   for (const pid_t pid : child.processes())
     if (read_file("/proc/" + std::to_string(pid) + "/environ").find("DDPRUN_STANDBY_FD=") !=
         std::string::npos) {
+      std::filesystem::remove(waits);
       ::kill(pid, SIGKILL);
-      REQUIRE(wait_until([&] {
-        std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-        std::string stat;
-        return !std::getline(file, stat) || stat.find(") Z ") != std::string::npos;
-      }));
+      REQUIRE(wait_until([&] { return has_ended(pid); }));
     }
+  const bool later = GENERATE(false, true);
+  if (later) REQUIRE(wait_until([&] { return std::filesystem::exists(waits); }));
   std::ofstream(go).close();
   CHECK(child.wait() == ExitStatus::exited(0));
   CHECK_THAT(child.err(), ContainsSubstring("has ended early"));
-  CHECK(count_of("stood by", child.out()) == 0);
+  if (later) CHECK(count_of("stood by for rank 1", child.out()) == 1);
   CHECK(count_of(", round 1 at", child.out()) == 2);
 }
 
@@ -291,7 +330,7 @@ TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recov
   NodeJob nodes;
   for (int i = 0; i < 2; ++i)
     nodes.start(recovering(1, {"--nnodes=2"}),
-                {"--rank", "0", "recovers", "true", "--all", "meet", "ready", "--old-rank", "1", "kill", "9",
+                {"--rank", "0", "recovers", "true", "--all", "ready", "meet", "--old-rank", "1", "kill", "9",
                  "--old-rank", "0", "pause", "--all", "meet"});
   CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
   CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) == 4);
