@@ -113,7 +113,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
   for (;;) {
     if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
       co_return EndedByPeers{*reason};
-    if (interrupted && interrupted()) co_return std::nullopt;
+    if (interrupted && workers_.size() == specs_.size() && interrupted()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
