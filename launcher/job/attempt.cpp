@@ -224,6 +224,7 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
   const auto plans = job.outputs.plan(round.number, specs);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
+    WorkerOutputs output = parts.logs.open(i, plans[i]);
     LostWorker old{std::exchange(attempt.specs[i], specs[i]), {}, attempt.logs[i]};
     auto replaced = parts.group.replace(i, job.program.path, parts.logs.open(i, plans[i]), parts.standbys);
     if (const auto* failed = std::get_if<StartFailed>(&replaced)) {
@@ -345,7 +346,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
                           std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
       };
     if (recovers(job)) keep_standbys(job, parts, round);
-    co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
+    try {
+      co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
+    } catch (const std::exception& error) {  // as a round in place began: the workers still live
+      attempt.outcome = StartFailed{exit_code_of(error), error.what()};
+    }
   }
   parts.standbys.end();
   if (peers.report_end) peers.report_end(attempt);
