@@ -84,6 +84,7 @@ class NodeSupervisor {
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
     settings.since = asking_since_;
+    settings.after_loss = lost_.has_value();
     if (lost_) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
                                         NodeLink::Settings& link) {
@@ -104,7 +105,7 @@ class NodeSupervisor {
   void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
             NodeLink::Settings& link) {
     Listening listening = listen_at(endpoint, addresses, /*required=*/!lost_ && nodes_.is_host.has_value());
-    link.fail_unless_greeted = listening.taken;
+    link.fail_unless_greeted = listening.taken && !lost_;
     if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
       link.greeting_timeout = kStrangersGreeting;
     if (!listening.advertised.empty() && link.join.address.empty()) {

@@ -145,7 +145,11 @@ void TakeoverSimulation::ask(Host host) {
   if (reach(host, to) && listens(to) && now_ >= hosts_[to].paused_until) return connect(host, to);
   if (!std::exchange(program.asked_once, true) && program.hung_up && to == program.lost)
     program.former.nobody_listens = refuses;
-  Milliseconds pause = refuses ? up_to(3) : kConnectTimeout;
+  ask_next(host, refuses ? up_to(3) : kConnectTimeout);
+}
+
+void TakeoverSimulation::ask_next(Host host, Milliseconds pause) {
+  Program& program = hosts_[host];
   if (++program.place == program.asked.size()) {
     program.place = 0;
     program.asked_all = true;
@@ -294,7 +298,7 @@ void TakeoverSimulation::check_progress() const {
   bool may_host = hosts_[0].alive && !hosts_[0].over;
   for (Host host = 0; host < hosts_.size(); ++host) {
     const Program& program = hosts_[host];
-    if (!program.alive || program.over) continue;
+    if (!program.alive || program.over || program.refused) continue;
     waiting.push_back(&program);
     if (listens(host) && has_started(host)) started = host;
     if (program.former.number > round) round = program.former.number, nodes = program.former.nodes;
@@ -360,7 +364,10 @@ void TakeoverSimulation::refuse(Host host, std::size_t connection, const std::st
   if (hosts_[host].joined) return lose(host, connection, /*hung_up=*/false);
   if (!hosts_[host].succeeded && reason.find("times soon after") == std::string::npos)
     throw BrokenPromise("refused: " + reason);
-  finish(host);
+  if (!hosts_[host].lost) return finish(host);
+  hosts_[host].connection.reset();
+  hosts_[host].refused = true;
+  ask_next(host, Milliseconds(1));
 }
 
 /// Of the coordinator: its workers end, and it looks for another one.
