@@ -226,7 +226,7 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
     LostWorker old{std::exchange(attempt.specs[i], specs[i]), {}, attempt.logs[i]};
-    auto replaced = parts.group.replace(i, job.program.path, parts.logs.open(i, plans[i]), parts.standbys);
+    auto replaced = parts.group.replace(i, round.number, job.program.path, std::move(output), parts.standbys);
     if (const auto* failed = std::get_if<StartFailed>(&replaced)) {
       attempt.outcome = *failed;
       return false;

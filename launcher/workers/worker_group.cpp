@@ -85,13 +85,16 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
     return start_failed(program, spec.rank, *failure);
   worker.process = std::move(std::get<Process>(started));
   worker.started = JobEvents::Clock::now();
+  worker.attempt = attempt_;
   index_of_[worker.process.pid] = index;
   if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
   return {};
 }
 
-std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, const std::string& program,
-                                                       WorkerOutputs output, Standbys& standbys) {
+std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int round,
+                                                       const std::string& program, WorkerOutputs output,
+                                                       Standbys& standbys) {
+  attempt_ = round;
   Worker worker;
   if (auto failed = start_worker(index, program, std::move(output), worker, &standbys)) return *failed;
   Worker& old = workers_[index];
@@ -306,7 +309,7 @@ void WorkerGroup::log_worker(EventRecord::Kind kind, std::size_t index) const {
   const auto at = kind == EventRecord::Kind::kStarted  ? worker.started
                   : kind == EventRecord::Kind::kExited ? worker.ended
                                                        : JobEvents::Clock::now();
-  EventRecord record{kind, at, attempt_};
+  EventRecord record{kind, at, worker.attempt};
   record.rank = specs_[index].rank;
   record.local_rank = specs_[index].local_rank;
   record.pid = worker.process.pid;

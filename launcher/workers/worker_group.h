@@ -37,6 +37,7 @@ using Interrupted = std::function<bool()>;
 struct Worker {
   Process process;
   JobEvents::Clock::time_point started;
+  int attempt = 0;                   ///< or round, in which it was started
   std::optional<ExitStatus> status;  ///< set once it has ended; its children may live on
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
@@ -61,7 +62,7 @@ class WorkerGroup {
 
   /// Replaces an ended worker, perhaps with one of the standbys; processes that it left behind get SIGKILL.
   /// returns  the ended one; or why the new one cannot start, in which case the old one keeps its place
-  std::variant<Worker, StartFailed> replace(std::size_t index, const std::string& program,
+  std::variant<Worker, StartFailed> replace(std::size_t index, int round, const std::string& program,
                                             WorkerOutputs output, Standbys& standbys);
 
   /// Records the ends of workers whose events are still queued.
@@ -116,7 +117,8 @@ class WorkerGroup {
   const SignalFd& signals_;
   Guard& guard_;
   EventsJson& log_;
-  int attempt_;
+  int attempt_;  ///< or the last round
+  bool cautious_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
   bool has_child_ended_ = false;                     ///< since reap()
