@@ -46,8 +46,8 @@ bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_
 }  // namespace
 
 WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
-                         int attempt)
-    : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt) {}
+                         int attempt, bool cautious)
+    : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt), cautious_(cautious) {}
 
 WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 
@@ -204,7 +204,7 @@ void WorkerGroup::handle(const JobEvent& event) {
       suspend();
     } else {
       if (received->signal == SIGWINCH && on_window_change_) on_window_change_();
-      signal_all(received->signal);
+      pass_on(received->signal);
     }
   }
   if (has_child_ended_ && !events_.pending()) reap();
@@ -272,6 +272,12 @@ bool WorkerGroup::look_for_processes() {
 void WorkerGroup::signal_all(int signal) {
   for (Worker& worker : workers_)
     if (!worker.group_gone) signal_group(worker.process, signal);
+}
+
+void WorkerGroup::pass_on(int signal) {
+  for (Worker& worker : workers_)
+    if (!worker.group_gone && !(cautious_ && would_die_of(worker.process.pid, signal)))
+      signal_group(worker.process, signal);
 }
 
 void WorkerGroup::signal_to_end(int signal) {

@@ -50,7 +50,10 @@ struct Worker {
 /// children of ddprun, the subreaper, and end with the job too. The destructor kills surviving workers.
 class WorkerGroup {
  public:
-  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt);
+  /// cautious  spares workers that would die of a signal to be passed on, such as those that have just
+  /// started
+  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt,
+              bool cautious);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -107,6 +110,7 @@ class WorkerGroup {
   void check_group(Worker& worker);
   bool look_for_processes();
   void signal_all(int signal);
+  void pass_on(int signal);
   void signal_to_end(int signal);
   void suspend();
   std::vector<pid_t> strays() const;

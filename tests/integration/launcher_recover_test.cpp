@@ -112,6 +112,7 @@ TEST_CASE("a signal that is passed on does not end a worker that does not handle
   REQUIRE(child.wait_for_output("ready", 2));
   child.send_signal(SIGUSR1);
   CHECK(wait_until([&] { return count_of("SIGUSR1", read_file(events)) > 0; }));
+  if (handles) CHECK(child.wait_for_output("got it", 2));
   write_file_atomic(go, "");
   CHECK(child.wait() == ExitStatus::exited(0));
   CHECK(count_of("got it", child.out()) == (handles ? 2 : 0));
