@@ -132,7 +132,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
            (settings_.program.empty() ? "" : ", which runs " + single_quoted(settings_.program) + ",") +
            " has all " + std::to_string(settings_.max_nodes) + " nodes: " + first_few(describe_nodes());
   const auto lost = losses_.find(node);
-  if (elastic() && lost != losses_.end() && lost->second >= kMaxLosses)
+  if ((elastic() || settings_.spares > 0) && lost != losses_.end() && lost->second >= kMaxLosses)
     return node + " was lost " + std::to_string(kMaxLosses) + " times soon after it had joined";
   return "";
 }

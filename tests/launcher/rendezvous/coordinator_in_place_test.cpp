@@ -113,6 +113,29 @@ TEST_CASE("a node whose workers cannot go on without the lost ones costs no seco
   }
 }
 
+TEST_CASE("a node that takes a place and dies again and again is refused", "[coordinator]") {
+  auto settings = job(2, 2);
+  settings.spares = 1;
+  settings.in_place = true;
+  CoordinatorRig rig(settings);
+  const auto join = [&](const char* name) {
+    Join wish = rig.wish(name);
+    wish.address = "10.0.0.9";
+    return rig.join(wish);
+  };
+  rig.join("a");
+  auto in_round = join("b");
+  rig.obey();
+  auto spare = join("c");
+  for (int losses = 1; losses < 10; ++losses) {  // by turns
+    rig.lose(in_round);
+    rig.obey();
+    in_round = spare;
+    spare = join(losses % 2 == 1 ? "b" : "c");
+    CHECK(rig.count<Refused>(spare) == (losses < 9 ? 0 : 1));
+  }
+}
+
 TEST_CASE("no round in place begins once a node has succeeded, or goes on without a lost node",
           "[coordinator]") {
   TwoNodes rig(2);
