@@ -106,9 +106,10 @@ TEST_CASE("a signal that is passed on does not end a worker that does not handle
   const TempDir dir;
   const auto events = dir.path() / "events.json";
   const auto go = (dir.path() / "go").string();
-  Child child(script(recovering(2, {"--events-json=" + events.string()}),
-                     std::string(handles ? "trap 'echo got it' USR1; " : "") + "echo ready; until [ -e " +
-                         go + " ]; do sleep 0.02; done"));
+  const auto flags = recovering(2, {"--events-json=" + events.string()});
+  Child child(handles ? script(flags, "trap 'echo got it' USR1; echo ready; until [ -e " + go +
+                                          " ]; do sleep 0.02; done")
+                      : job(flags, {"ready", "wait-for-file", go}));
   REQUIRE(child.wait_for_output("ready", 2));
   child.send_signal(SIGUSR1);
   CHECK(wait_until([&] { return count_of("SIGUSR1", read_file(events)) > 0; }));
