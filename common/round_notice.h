@@ -19,7 +19,7 @@ struct RoundNotice {
   int restart_count = 0;  ///< of the new round
   std::string master_addr;
   int master_port = 0;
-  std::vector<int> lost;  ///< the ranks being replaced
+  std::vector<int> lost;  ///< the ranks being replaced, of the receiver's node
 };
 
 /// Sends the notice without waiting. store_fd: a socket to send along; -1: none. False if the receiver is

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr char kVariable[] = "DDPRUN_STANDBY_FD";
 std::atomic<bool> called = false;
+std::optional<std::chrono::steady_clock::time_point> ordered;
 
 /// The socket; nullopt: the variable is not set, or left over from elsewhere.
 std::optional<int> standby_fd() {
@@ -70,10 +72,13 @@ void stand_by() {
   if (!fd) return;
   auto packet = receive_packet(*fd, Wait::kYes);
   if (!packet) std::_Exit(EXIT_SUCCESS);  // ddprun no longer needs this process
+  ordered = std::chrono::steady_clock::now();
   ::unsetenv(kVariable);
   ::close(*fd);
   obey(std::move(*packet));
 }
+
+std::optional<std::chrono::steady_clock::time_point> became_worker() { return ordered; }
 
 bool can_stand_by() { return called; }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +30,9 @@ bool has_order();
 /// process if it is not needed. Returns at once in a process that is already a worker. Call it before reading
 /// the environment and before starting threads that may read it.
 void stand_by();
+
+/// When stand_by() made this process a worker; nullopt: it started as one.
+std::optional<std::chrono::steady_clock::time_point> became_worker();
 
 /// Whether stand_by() was called, so that ddprun may start standby processes of this program.
 bool can_stand_by();

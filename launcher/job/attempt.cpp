@@ -59,11 +59,17 @@ struct Parts {
             [&](const Straggler& straggler) { note_straggler(job, attempt, straggler); }),
         standbys(job.io, job.guard),
         logs(job.io, job.outputs.console(), job.outputs.log_folder()),
-        group(job.events, job.signals, job.guard, job.log, attempt.round.number),
+        group(job.events, job.signals, job.guard, job.log, attempt.round.number, recovers(job)),
         port(std::move(held)) {}
 
   int store_fd() const { return port ? port->socket.get() : -1; }
 };
+
+std::string listed(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
 
 std::vector<int> numbers(const std::vector<UniqueFd>& ends) {
   std::vector<int> fds;
@@ -137,16 +143,16 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     co_return co_await dump_stacks(job, group, attempt);
   }
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome)) {
-    std::string ranks;
+    std::vector<int> ranks;
     for (const std::size_t index : hung->workers) {
       EventRecord record{EventRecord::Kind::kHang, Clock::now(), attempt.round.number};
       record.rank = attempt.specs[index].rank;
       record.local_rank = attempt.specs[index].local_rank;
       record.pid = group.workers()[index].process.pid;
       job.log.add(record);
-      ranks += (ranks.empty() ? "" : ", ") + std::to_string(attempt.specs[index].rank);
+      ranks.push_back(attempt.specs[index].rank);
     }
-    log_error("no sign of life from rank " + ranks + " for " + in_seconds(*job.options.hang_timeout) +
+    log_error("no sign of life from rank " + listed(ranks) + " for " + in_seconds(*job.options.hang_timeout) +
               " (--hang-timeout): ending the job");
     co_return co_await dump_stacks(job, group, attempt);
   }
@@ -185,15 +191,15 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
     if (co_await wants_to_hurry(job, group)) break;
 }
 
-/// Whether the job can continue if only this worker is restarted.
-bool others_can_go_on(Parts& parts, Attempt& attempt, std::size_t failed) {
+/// Whether the job can continue if only workers that failed are restarted.
+bool others_can_go_on(Parts& parts, Attempt& attempt) {
   const Round& round = attempt.round;
   const auto& workers = parts.group.workers();
   if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
   for (std::size_t i = 0; i < workers.size(); ++i) {
     const auto abilities = parts.rounds.abilities(i);
     attempt.unannounced = !abilities;
-    if (!abilities || !abilities->recovers || (i != failed && workers[i].succeeded())) return false;
+    if (!abilities || !abilities->recovers || workers[i].succeeded()) return false;
   }
   return round.world_size > round.workers ||
          std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
@@ -212,13 +218,15 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
     lost.push_back(parts.group.workers()[i].status.has_value());
     if (lost.back()) notice.lost.push_back(attempt.specs[i].rank);
   }
+  if (notice.lost.size() > 1) log_warning("replacing ranks " + listed(notice.lost));
   const WorkerEnds ends = open_ends(parts, job, round, lost);
   auto specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto plans = job.outputs.plan(round.number, specs);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
+    WorkerOutputs output = parts.logs.open(i, plans[i]);
     LostWorker old{std::exchange(attempt.specs[i], specs[i]), {}, attempt.logs[i]};
-    auto replaced = parts.group.replace(i, job.program.path, parts.logs.open(i, plans[i]), parts.standbys);
+    auto replaced = parts.group.replace(i, round.number, job.program.path, std::move(output), parts.standbys);
     if (const auto* failed = std::get_if<StartFailed>(&replaced)) {
       attempt.outcome = *failed;
       return false;
@@ -239,10 +247,11 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
   std::optional<AttemptEnd> lost;  // the end that the nodes were asked about
   for (;;) {
     auto end = co_await parts.group.wait(job.deadline, find_hung, peers.end_reason, peers.begins_round);
+    parts.group.record_exits();  // one round replaces all that have failed
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
-      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt, failed->index) ||
+      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
           !replacing.ask(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
         co_return;
@@ -251,6 +260,9 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
         if (!lost) lost = attempt.outcome;
         continue;
       }
+    } else if (!others_can_go_on(parts, attempt)) {
+      attempt.outcome = EndedByPeers{peers.decline(attempt)};
+      co_return;
     }
     if (!begin_round(job, attempt, parts, replacing.next(attempt))) co_return;
     lost.reset();
@@ -334,7 +346,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
                           std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
       };
     if (recovers(job)) keep_standbys(job, parts, round);
-    co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
+    try {
+      co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
+    } catch (const std::exception& error) {  // as a round in place began: the workers still live
+      attempt.outcome = StartFailed{exit_code_of(error), error.what()};
+    }
   }
   parts.standbys.end();
   if (peers.report_end) peers.report_end(attempt);

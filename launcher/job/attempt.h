@@ -62,6 +62,8 @@ struct Peers {
   std::function<void(const Attempt& attempt)> report_end;
   /// Called after each event: whether the nodes begin a round in which lost workers are replaced.
   Interrupted begins_round;
+  /// This node's workers cannot continue in that round. returns why, after telling the other nodes
+  std::function<std::string(const Attempt& attempt)> decline;
 };
 
 /// A round in which only lost workers are restarted, and its master port if this node has rank 0.

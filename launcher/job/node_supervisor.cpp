@@ -84,6 +84,7 @@ class NodeSupervisor {
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
     settings.since = asking_since_;
+    settings.after_loss = lost_.has_value();
     if (lost_) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
                                         NodeLink::Settings& link) {
@@ -104,7 +105,7 @@ class NodeSupervisor {
   void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
             NodeLink::Settings& link) {
     Listening listening = listen_at(endpoint, addresses, /*required=*/!lost_ && nodes_.is_host.has_value());
-    link.fail_unless_greeted = listening.taken;
+    link.fail_unless_greeted = listening.taken && !lost_;
     if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
       link.greeting_timeout = kStrangersGreeting;
     if (!listening.advertised.empty() && link.join.address.empty()) {
@@ -145,8 +146,10 @@ class NodeSupervisor {
 
   /// Looks for the job's coordinator, perhaps another one. False if there will be none.
   bool look_again(const std::string& reason, bool hung_up) {
+    const auto window = job_.options.restart.window;
+    if (in_round_ && window && Clock::now() - round_since_ >= *window) former_.restarts_used = 0;
     const bool goes_on =
-        nodes_.elastic() || nodes_.spares > 0 || former_.restarts < job_.options.restart.max_restarts;
+        nodes_.elastic() || nodes_.spares > 0 || former_.restarts_used < job_.options.restart.max_restarts;
     const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
     if (nodes_.successors.empty() || !goes_on || ended_here || !link().was_connected()) return false;
     former_ = link().former().number == former_.number ? link().former() : former_;
@@ -253,7 +256,9 @@ class NodeSupervisor {
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = round.number;
     in_round_ = true;
-    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count, false};
+    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count,
+               false,        start.restarts_used};
+    round_since_ = Clock::now();
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
     return round;
@@ -276,30 +281,46 @@ class NodeSupervisor {
     return false;
   }
 
+  /// The round in place that begins.
+  Round take_round() {
+    const Round round = own(std::get<Start>(std::get<CoordinatorMessage>(*link().next())));
+    // Of several losses it names the first.
+    if (!round.reason.starts_with(last_reason_)) log_warning(last_reason_ + "; replacing this rank, too");
+    log_warning(printable(round.reason));
+    return round;
+  }
+
+  std::string decline(const Attempt& attempt) {
+    const Round round = take_round();
+    last_reason_ = "the workers of node " + name_of_node(nodes_) + " cannot continue without the lost ones" +
+                   (attempt.unannounced ? ": the program has not announced support for --recover=rank" : "");
+    link().send(Failed{round.number, EndedByPeers{}, last_reason_});
+    return last_reason_;
+  }
+
   NextRound next_round() {
-    const auto news = link().next();
-    NextRound next{own(std::get<Start>(std::get<CoordinatorMessage>(*news))), {}};
+    NextRound next{take_round(), {}};
     next.port = std::exchange(port_, std::nullopt);
     count_restart();
     last_reason_.clear();
     return next;
   }
 
-  /// Tells the coordinator about a worker that can be replaced. round_ may already be the next one's (Lead).
+  /// Tells the coordinator about a worker that can be replaced.
   bool report_loss(const Attempt& attempt, pid_t failed) {
-    const std::string text = describe_loss(attempt, failed, oom_);
-    log_warning(text + "; it is to be started alone again");
-    last_reason_ = text + " on node " + name_of_node(nodes_);
+    last_reason_ = describe_loss(attempt, failed, oom_) + " on node " + name_of_node(nodes_);
     link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true});
     return true;
   }
 
   asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
     const Round round = own(start);
+    if (!start.reason.empty()) log_warning(printable(start.reason));
+    last_reason_.clear();
     if (!record_.attempts.empty()) count_restart();
-    const Peers peers{[this] { return link().end_reason(); },
-                      [this](const Attempt& attempt) { report_end(attempt); },
-                      [this] { return begins_round(); }};
+    const Peers peers{
+        [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },
+        [this] { return begins_round(); }, [this](const Attempt& attempt) { return decline(attempt); }};
     const Replacing replacing{
         [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
         [this](const Attempt&) { return next_round(); }};
@@ -311,7 +332,7 @@ class NodeSupervisor {
       co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     // The coordinator knows of every other end and has sent Stop, answered by Ended, or End.
-    if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{round_});
+    if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{attempt.round.number});
     co_return std::nullopt;
   }
 
@@ -320,17 +341,18 @@ class NodeSupervisor {
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;
-    send_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
+    send_failure(attempt.round.number, attempt.outcome,
+                 describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
-  void send_failure(const AttemptEnd& end, const std::string& text) {
+  void send_failure(int round, const AttemptEnd& end, const std::string& text) {
     last_reason_ = text;
-    link().send(Failed{round_, end, text});
+    link().send(Failed{round, end, text});
   }
 
   /// Reports ddprun's own failure; no round follows on this node.
   void fail_job(int exit_code, const std::string& text) {
-    send_failure(StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
+    send_failure(round_, StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
     connections_.end_job(exit_code, last_reason_);
   }
 
@@ -378,8 +400,9 @@ class NodeSupervisor {
   JobRecord& record_;
   OomWatch oom_;
   std::optional<HeldPort> port_;
-  int round_ = 0;
-  FormerRound former_;     ///< the last round
+  int round_ = 0;       ///< the last one heard of; the workers may be of an earlier one (Lead)
+  FormerRound former_;  ///< the last round
+  Clock::time_point round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
   std::optional<Endpoint> lost_;  ///< endpoint of the last coordinator lost while its job ran

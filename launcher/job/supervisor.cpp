@@ -77,7 +77,7 @@ bool use_restart(const Job& job, const Attempt& attempt, pid_t failed, OomWatch&
   if (!decision.restart) return false;
   restarts_used = decision.restarts_used;
   record.restarts = attempt.round.number + 1;
-  log_warning(describe_loss(attempt, failed, oom) + "; starting it alone again: restart " +
+  log_warning(describe_loss(attempt, failed, oom) + "; replacing only this rank: restart " +
               std::to_string(restarts_used) + " of " + std::to_string(job.options.restart.max_restarts));
   EventRecord event{EventRecord::Kind::kRestart, now, attempt.round.number};
   event.rank = attempt.specs[std::get<WorkerFailed>(attempt.outcome).index].rank;

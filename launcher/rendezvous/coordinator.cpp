@@ -73,7 +73,8 @@ void Coordinator::go_on_after(const FormerRound& former, Time now) {
   former_ = former;
   round_ = former.number;
   const int for_the_lost_node = elastic() || settings_.spares > 0 ? 0 : 1;
-  restart_count_ = restarts_used_ = former.restarts + for_the_lost_node;
+  restart_count_ = former.restarts + for_the_lost_node;
+  restarts_used_ = former.restarts_used + for_the_lost_node;
 }
 
 /// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those
@@ -131,7 +132,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
            (settings_.program.empty() ? "" : ", which runs " + single_quoted(settings_.program) + ",") +
            " has all " + std::to_string(settings_.max_nodes) + " nodes: " + first_few(describe_nodes());
   const auto lost = losses_.find(node);
-  if (elastic() && lost != losses_.end() && lost->second >= kMaxLosses)
+  if ((elastic() || settings_.spares > 0) && lost != losses_.end() && lost->second >= kMaxLosses)
     return node + " was lost " + std::to_string(kMaxLosses) + " times soon after it had joined";
   return "";
 }
@@ -206,16 +207,20 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
     return end(LaunchError::kOwnFailure,
                reason + "; of the last round's nodes most are gone, and may go on with another coordinator");
   if (ended_ || state != State::kInRound) return;
-  if (phase_ == Phase::kLeading && !in_place_) return abandon_round(now);
+  if (phase_ == Phase::kLeading && in_place_.empty()) return abandon_round(now);
   if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
-  if (take_spare(id, join)) return;
+  if (take_spare(id, join, reason)) return;
   if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0));
   fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
 }
 
 void Coordinator::fail(const Failed& failed, Time now) {
   const std::string text = shortened(printable(failed.text), kMaxTextBytes);
+  // What began the round in place has been counted, if it counts.
+  if (!in_place_.empty() && (std::holds_alternative<EndedByPeers>(failed.end) ||
+                             (std::holds_alternative<WorkerFailed>(failed.end) && failed.round < round_)))
+    return stop_round(text, pause_);
   const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
   const Decision decision = decide(settings_.restarts, failed.end, restarts_used_, lived);
   if (!decision.restart)  // a failure never ends the job with 0
@@ -223,8 +228,10 @@ void Coordinator::fail(const Failed& failed, Time now) {
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
+  pause_ = decision.delay;
   if (failed.in_place && phase_ == Phase::kRunning && unfinished_ == members_.size())
-    return lead_round(/*in_place=*/true);
+    return lead_round(text + "; replacing only this rank: restart " + std::to_string(restarts_used_) +
+                      " of " + std::to_string(settings_.restarts.max_restarts));
   stop_round(text + "; " + decision.reason, decision.delay);
 }
 
@@ -321,22 +328,22 @@ void Coordinator::close_round() {
   }
   unfinished_ = members_.size();
   ready_ -= members_.size();
-  lead_round(/*in_place=*/false);
+  lead_round(/*in_place=*/"");
   for (const auto& [id, node] : nodes_)
     if (node.state == State::kReady) send_waiting(id);  // it has become a spare
 }
 
 /// The round's members are known.
-void Coordinator::lead_round(bool in_place) {
+void Coordinator::lead_round(const std::string& in_place) {
   ++round_;
   in_place_ = in_place;
-  if (!in_place) first_round_ = round_;
+  if (in_place.empty()) first_round_ = round_;
   phase_ = Phase::kLeading;
   send(members_.front(), Lead{round_});
 }
 
 /// Replaces a lost member with a standby node, if the others can continue that way.
-bool Coordinator::take_spare(NodeId lost, const Join& join) {
+bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& reason) {
   const auto runs = [this](NodeId id) {
     const auto found = nodes_.find(id);
     return found != nodes_.end() && found->second.started >= first_round_;
@@ -356,7 +363,9 @@ bool Coordinator::take_spare(NodeId lost, const Join& join) {
   spare->second.was_in_round = true;
   --ready_;
   std::replace(members_.begin(), members_.end(), lost, spare->first);
-  lead_round(/*in_place=*/true);
+  pause_ = milliseconds(0);
+  lead_round(reason + "; node " + describe_node(spare->second.join, spare->second.address) +
+             " takes its ranks");
   return true;
 }
 
@@ -381,12 +390,14 @@ void Coordinator::start_round(int port, Time now) {
   Start start;  // as the next member gets it
   start.world_size = 0;
   start.number = round_;
-  start.in_place = in_place_;
+  start.in_place = !in_place_.empty();
+  start.reason = in_place_;
   start.group_world_size = static_cast<int>(members_.size());
   start.master_addr = nodes_.at(members_.front()).address;
   start.master_port = port;
   start.run_id = settings_.run_id;
   start.restart_count = restart_count_;
+  start.restarts_used = restarts_used_;
   start.max_restarts = settings_.restarts.max_restarts;
   std::map<std::string, int> role_sizes, role_ranks;
   for (const NodeId id : members_) {

@@ -121,8 +121,8 @@ class Coordinator {
   void begin_forming(Time now);
   void form(Time now);
   void close_round();
-  void lead_round(bool in_place);
-  bool take_spare(NodeId lost, const Join& join);
+  void lead_round(const std::string& in_place);
+  bool take_spare(NodeId lost, const Join& join, const std::string& reason);
   void abandon_round(Time now);
   void start_round(int port, Time now);
   void stop_round(const std::string& reason, std::chrono::milliseconds pause);
@@ -163,14 +163,14 @@ class Coordinator {
   std::size_t ready_ = 0;       ///< nodes in kReady
   std::size_t unfinished_ = 0;  ///< members in kInRound
   int round_ = -1;
-  int first_round_ = 0;    ///< the round in which the workers of round_ began
-  bool in_place_ = false;  ///< round_ began with surviving workers
+  int first_round_ = 0;   ///< the round in which the workers of round_ began
+  std::string in_place_;  ///< why round_ began with surviving workers; empty: it did not
   int restarts_used_ = 0;
   int restart_count_ = 0;
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
-  std::optional<Time> last_call_end_;  ///< for kForming, and for kRunning once a node waits to join
-  std::chrono::milliseconds pause_{0};
+  std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
+  std::chrono::milliseconds pause_{0};  ///< before all workers restart
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<End> ended_;
   bool resigned_ = false;

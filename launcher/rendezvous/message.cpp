@@ -126,6 +126,7 @@ const char* kind_of(const AttemptEnd& end) {
   if (std::holds_alternative<Hung>(end)) return "hang";
   if (std::holds_alternative<TimedOut>(end)) return "timeout";
   if (std::holds_alternative<SignalReceived>(end)) return "signal";
+  if (std::holds_alternative<EndedByPeers>(end)) return "other-node";
   return std::holds_alternative<StartFailed>(end) ? "start_failed" : "";
 }
 
@@ -138,7 +139,8 @@ Alternative& as(AttemptEnd& end) {
 
 void visit(auto& fields, AttemptEnd& end) {
   std::string kind = kind_of(end);
-  fields.choice("kind", kind, {"exited", "killed", "hang", "timeout", "signal", "start_failed"});
+  fields.choice("kind", kind,
+                {"exited", "killed", "hang", "timeout", "signal", "other-node", "start_failed"});
   if (kind == "exited") {
     fields.integer("exit_code", as<WorkerFailed>(end).status.code, 1, kMaxExitCode);
   } else if (kind == "killed") {
@@ -150,6 +152,8 @@ void visit(auto& fields, AttemptEnd& end) {
     as<Hung>(end);
   } else if (kind == "timeout") {
     as<TimedOut>(end);
+  } else if (kind == "other-node") {
+    as<EndedByPeers>(end);
   } else if (kind == "signal") {
     fields.integer("signal", as<SignalReceived>(end).signal, 1, kMaxSignal);
   } else {
@@ -171,6 +175,7 @@ void visit(auto& fields, Join& join) {
   fields.integer("former_nodes", join.former.nodes, 0, kMaxCount);
   fields.integer("former_rank", join.former.group_rank, 0, kMaxCount);
   fields.integer("former_restarts", join.former.restarts, 0, INT_MAX);
+  fields.integer("former_restarts_used", join.former.restarts_used, 0, kMaxCount);
   fields.flag("nobody_listens", join.former.nobody_listens);
   fields.text("id", join.id, kMaxName);
 }
@@ -221,7 +226,9 @@ void visit(auto& fields, Start& start) {
   fields.text("run_id", start.run_id, kMaxName);
   fields.flag("in_place", start.in_place);
   fields.integer("restart_count", start.restart_count, 0, INT_MAX);
+  fields.integer("restarts_used", start.restarts_used, 0, kMaxCount);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
+  fields.text("reason", start.reason, kMaxText);
 }
 
 void visit(auto& fields, Stop& stop) {

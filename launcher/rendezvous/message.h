@@ -24,6 +24,7 @@ struct FormerRound {
   int group_rank = 0;
   int restarts = 0;
   bool nobody_listens = false;  ///< at its coordinator's endpoint: that ddprun has ended
+  int restarts_used = 0;        ///< as in Round
   bool operator==(const FormerRound&) const = default;
 };
 
@@ -51,7 +52,8 @@ struct Leading {
 };
 
 /// The node's part of the round failed; the node itself ends its workers. "kind" and its fields say how:
-/// exited {exit_code}, killed {signal, core_dumped}, hang, timeout, signal {signal}, start_failed {exit_code}
+/// exited {exit_code}, killed {signal, core_dumped}, hang, timeout, signal {signal}, start_failed
+/// {exit_code}, other-node: its workers cannot continue in the round in place that another node's loss began
 struct Failed {
   int round = 0;
   AttemptEnd end;

@@ -142,7 +142,7 @@ asio::awaitable<void> NodeLink::run() {
   std::string reason;
   try {
     co_await connect();
-    send(settings_.join);
+    if (!answer_) send(settings_.join);
     asio::co_spawn(io_, beat(), asio::detached);
     co_await listen();
   } catch (const boost::system::system_error& error) {
@@ -162,16 +162,20 @@ asio::awaitable<void> NodeLink::run() {
                       hung_up});
 }
 
-/// Retries until a coordinator answers; gives up on a stranger or another token.
+/// Retries until a coordinator answers; gives up on a stranger or another token, but not after a loss.
 asio::awaitable<void> NodeLink::connect() {
-  bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true;
+  bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true, warned = false;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {
       co_await connect_once();
       co_return;
-    } catch (const ProtocolError&) {
-      throw;
+    } catch (const ProtocolError& error) {
+      if (!settings_.after_loss) throw;
+      first = false;
+      why = error.what();
+      if (!std::exchange(warned, true))
+        log_warning(to_string(endpoint()) + " does not have this job's coordinator: " + why);
     } catch (const LaunchError&) {
       throw;
     } catch (const boost::system::system_error& error) {
@@ -229,6 +233,7 @@ asio::awaitable<void> NodeLink::connect_once() {
       throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
                                                       port_owner(address.port()) + ", which is not a ddprun");
     }
+    if (settings_.after_loss) co_await introduce(*connection);
     connection->clear_time_limit();
     coordinator_address_ = theirs;
     local_address_ = ours;
@@ -238,9 +243,22 @@ asio::awaitable<void> NodeLink::connect_once() {
   throw boost::system::system_error(error);
 }
 
+/// Joins. throws ProtocolError if the answer is not a coordinator's, or refuses this node
+asio::awaitable<void> NodeLink::introduce(Connection& connection) {
+  connection.write(encode(settings_.join));
+  answer_ = decode_coordinator_message(co_await connection.read());
+  const auto* refused = std::get_if<Refused>(&*answer_);
+  if (refused == nullptr) co_return;
+  const std::string reason = "it refuses this node: " + printable(refused->reason);
+  answer_.reset();
+  connection.close();
+  throw ProtocolError(reason);
+}
+
 asio::awaitable<void> NodeLink::listen() {
   for (;;) {
-    CoordinatorMessage message = decode_coordinator_message(co_await connection_->read());
+    if (!answer_) answer_ = decode_coordinator_message(co_await connection_->read());
+    CoordinatorMessage message = *std::exchange(answer_, std::nullopt);
     missed_beats_ = 0;
     if (std::holds_alternative<Beat>(message)) continue;
     if (const auto* waiting = std::get_if<Waiting>(&message)) {

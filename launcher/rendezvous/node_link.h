@@ -43,6 +43,8 @@ class NodeLink {
     JobEvents::Clock::time_point since;                  ///< start of that time
     std::chrono::milliseconds connect_timeout{5'000};    ///< for an attempt at one address
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
+    /// Whoever does not take this node in is not its coordinator: ask the next endpoint.
+    bool after_loss = false;
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
     /// If not empty, connect to these instead of the endpoint's addresses.
     std::vector<boost::asio::ip::tcp::endpoint> instead;
@@ -94,6 +96,7 @@ class NodeLink {
   boost::asio::awaitable<void> run();
   boost::asio::awaitable<void> connect();
   boost::asio::awaitable<void> connect_once();
+  boost::asio::awaitable<void> introduce(Connection& connection);
   boost::asio::awaitable<void> listen();
   boost::asio::awaitable<void> beat();
   boost::asio::awaitable<void> summarise();
@@ -106,6 +109,7 @@ class NodeLink {
   std::size_t asked_ = 0;  ///< of the endpoints
   bool asked_all_ = false;
   std::shared_ptr<Connection> connection_;
+  std::optional<CoordinatorMessage> answer_;  ///< to join, until listen() handles it
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known

@@ -18,10 +18,12 @@ struct Round {
   int role_world_size = 1;   ///< workers of this --role
   bool in_place = false;     ///< only lost workers are restarted; the others continue
   int restart_count = 0;     ///< after failures; number also grows when nodes come and go
+  int restarts_used = 0;     ///< of max_restarts, since --restart-window last renewed them
   std::string master_addr;
   int master_port = 0;
   std::string run_id;
   int max_restarts = 0;
+  std::string reason;  ///< why it is in place, for the log
 
   bool operator==(const Round&) const = default;
 };

@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <climits>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -90,6 +93,15 @@ std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
     if (const auto process = living(pid); process && process->parent == ::getpid() && is_wanted(pid))
       found.push_back(pid);
   return found;
+}
+
+bool would_die_of(pid_t pid, int signal) {
+  const std::string text = read_proc(pid, "status");
+  unsigned long long spared = 0;
+  for (const char* name : {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"})
+    if (const auto at = text.find(name); at != std::string::npos)
+      spared |= std::strtoull(text.c_str() + at + std::strlen(name), nullptr, 16);
+  return signal != SIGWINCH && (spared >> (signal - 1) & 1) == 0;
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {

@@ -23,6 +23,9 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 /// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
 
+/// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
+bool would_die_of(pid_t pid, int signal);
+
 /// What a process has used, according to /proc.
 struct ProcessUse {
   double cpu_seconds = 0;

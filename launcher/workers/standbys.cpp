@@ -19,7 +19,7 @@
 namespace ddprun::launcher {
 namespace {
 
-constexpr std::chrono::seconds kApart{1};
+constexpr std::chrono::seconds kMostApart{60};
 
 /// What a process with `known` in its environment needs to become this worker.
 StandbyOrder order_of(const ProcessSpec& worker, const std::vector<std::string>& known) {
@@ -64,11 +64,15 @@ void Standbys::keep(int count, ProcessSpec process, std::function<bool()> may_st
 }
 
 void Standbys::fill() {
-  if (waiting_.size() >= count_) return;
-  timer_.expires_after(kApart);
-  timer_.async_wait([this](const boost::system::error_code& error) {
-    if (error || waiting_.size() >= count_) return;  // end() was called first
-    if (may_start_()) start_one();
+  timer_.expires_after(apart_);
+  timer_.async_wait([this, token = std::weak_ptr(token_)](const boost::system::error_code& error) {
+    if (error || token.expired() || count_ == 0) return;  // 0: end() was called first
+    std::erase_if(waiting_, [this](const Standby& standby) {
+      if (lives(standby.process.pid)) return false;
+      lose(standby);
+      return true;
+    });
+    if (waiting_.size() < count_ && may_start_()) start_one();
     fill();
   });
 }
@@ -101,19 +105,22 @@ std::variant<Process, StartFailure> Standbys::start(const ProcessSpec& worker) {
     waiting_.erase(waiting_.begin());
     fill();
     if (become(standby, worker)) return std::move(standby.process);
-    drop(standby);
+    lives(standby.process.pid) ? drop(standby) : lose(standby);
   }
   return start_process(worker);
 }
 
 bool Standbys::become(const Standby& standby, const ProcessSpec& worker) const {
   if (worker.argv != process_.argv) return false;  // --expand
-  if (!lives(standby.process.pid)) {
-    log_warning("a process that stood by (pid " + std::to_string(standby.process.pid) + ") has ended early");
-    return false;
-  }
+  if (!lives(standby.process.pid)) return false;
   set_cpus(standby.process.pid, worker.cpus);
   return send_order(standby.channel.get(), order_of(worker, process_.env));
+}
+
+void Standbys::lose(const Standby& standby) {
+  log_warning("a process that stood by (pid " + std::to_string(standby.process.pid) + ") has ended early");
+  apart_ = std::min(2 * apart_, kMostApart);
+  drop(standby);
 }
 
 void Standbys::drop(const Standby& standby) {

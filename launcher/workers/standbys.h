@@ -2,7 +2,9 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <variant>
 #include <vector>
 
@@ -19,7 +21,7 @@ class Standbys {
   ~Standbys() { end(); }
 
   /// Keeps this many of them from now on. They start one by one, a second apart: next to a starting worker
-  /// they would slow it down.
+  /// they would slow it down. If one ends early, that pause doubles.
   ///
   /// process    as for a worker, without descriptors
   /// may_start  whether the program is known to stand by; asked before each start
@@ -40,6 +42,7 @@ class Standbys {
   void fill();
   void start_one();
   bool become(const Standby& standby, const ProcessSpec& worker) const;
+  void lose(const Standby& standby);
   void drop(const Standby& standby);
 
   Guard& guard_;
@@ -48,6 +51,8 @@ class Standbys {
   ProcessSpec process_;
   std::function<bool()> may_start_;
   std::vector<Standby> waiting_;
+  std::chrono::seconds apart_{1};
+  const std::shared_ptr<int> token_ = std::make_shared<int>();  ///< for the timer's handler: we still exist
 };
 
 }  // namespace ddprun::launcher

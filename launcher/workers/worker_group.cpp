@@ -46,8 +46,8 @@ bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_
 }  // namespace
 
 WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
-                         int attempt)
-    : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt) {}
+                         int attempt, bool cautious)
+    : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt), cautious_(cautious) {}
 
 WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 
@@ -85,13 +85,16 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
     return start_failed(program, spec.rank, *failure);
   worker.process = std::move(std::get<Process>(started));
   worker.started = JobEvents::Clock::now();
+  worker.attempt = attempt_;
   index_of_[worker.process.pid] = index;
   if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
   return {};
 }
 
-std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, const std::string& program,
-                                                       WorkerOutputs output, Standbys& standbys) {
+std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int round,
+                                                       const std::string& program, WorkerOutputs output,
+                                                       Standbys& standbys) {
+  attempt_ = round;
   Worker worker;
   if (auto failed = start_worker(index, program, std::move(output), worker, &standbys)) return *failed;
   Worker& old = workers_[index];
@@ -113,7 +116,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
   for (;;) {
     if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
       co_return EndedByPeers{*reason};
-    if (interrupted && interrupted()) co_return std::nullopt;
+    if (interrupted && workers_.size() == specs_.size() && interrupted()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
@@ -145,7 +148,7 @@ asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point d
 
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
   // Workers that have ended by now did so unasked, even if their events are still queued.
-  for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
+  record_exits();
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
   if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
@@ -201,7 +204,7 @@ void WorkerGroup::handle(const JobEvent& event) {
       suspend();
     } else {
       if (received->signal == SIGWINCH && on_window_change_) on_window_change_();
-      signal_all(received->signal);
+      pass_on(received->signal);
     }
   }
   if (has_child_ended_ && !events_.pending()) reap();
@@ -216,6 +219,10 @@ void WorkerGroup::record_exit(std::size_t index) {
   worker.asked_to_end = !ending_signals_.empty();
   log_worker(EventRecord::Kind::kExited, index);
   check_group(worker);
+}
+
+void WorkerGroup::record_exits() {
+  for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
 }
 
 /// Reaps children that have ended: processes that outlived their parents are children of ddprun, the
@@ -267,6 +274,12 @@ void WorkerGroup::signal_all(int signal) {
     if (!worker.group_gone) signal_group(worker.process, signal);
 }
 
+void WorkerGroup::pass_on(int signal) {
+  for (Worker& worker : workers_)
+    if (!worker.group_gone && !(cautious_ && would_die_of(worker.process.pid, signal)))
+      signal_group(worker.process, signal);
+}
+
 void WorkerGroup::signal_to_end(int signal) {
   ending_signals_.push_back(signal);
   EventRecord record{signal == SIGKILL ? EventRecord::Kind::kKilled : EventRecord::Kind::kStopping,
@@ -302,7 +315,7 @@ void WorkerGroup::log_worker(EventRecord::Kind kind, std::size_t index) const {
   const auto at = kind == EventRecord::Kind::kStarted  ? worker.started
                   : kind == EventRecord::Kind::kExited ? worker.ended
                                                        : JobEvents::Clock::now();
-  EventRecord record{kind, at, attempt_};
+  EventRecord record{kind, at, worker.attempt};
   record.rank = specs_[index].rank;
   record.local_rank = specs_[index].local_rank;
   record.pid = worker.process.pid;

@@ -37,6 +37,7 @@ using Interrupted = std::function<bool()>;
 struct Worker {
   Process process;
   JobEvents::Clock::time_point started;
+  int attempt = 0;                   ///< or round, in which it was started
   std::optional<ExitStatus> status;  ///< set once it has ended; its children may live on
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
@@ -49,7 +50,10 @@ struct Worker {
 /// children of ddprun, the subreaper, and end with the job too. The destructor kills surviving workers.
 class WorkerGroup {
  public:
-  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt);
+  /// cautious  spares workers that would die of a signal to be passed on, such as those that have just
+  /// started
+  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt,
+              bool cautious);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -61,8 +65,11 @@ class WorkerGroup {
 
   /// Replaces an ended worker, perhaps with one of the standbys; processes that it left behind get SIGKILL.
   /// returns  the ended one; or why the new one cannot start, in which case the old one keeps its place
-  std::variant<Worker, StartFailed> replace(std::size_t index, const std::string& program,
+  std::variant<Worker, StartFailed> replace(std::size_t index, int round, const std::string& program,
                                             WorkerOutputs output, Standbys& standbys);
+
+  /// Records the ends of workers whose events are still queued.
+  void record_exits();
 
   /// Waits until all workers succeed, one fails, a signal ends the job, the deadline passes, workers hang, or
   /// the other nodes end the attempt. nullopt: interrupted
@@ -103,6 +110,7 @@ class WorkerGroup {
   void check_group(Worker& worker);
   bool look_for_processes();
   void signal_all(int signal);
+  void pass_on(int signal);
   void signal_to_end(int signal);
   void suspend();
   std::vector<pid_t> strays() const;
@@ -113,7 +121,8 @@ class WorkerGroup {
   const SignalFd& signals_;
   Guard& guard_;
   EventsJson& log_;
-  int attempt_;
+  int attempt_;  ///< or the last round
+  bool cautious_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
   bool has_child_ended_ = false;                     ///< since reap()

@@ -63,13 +63,36 @@ class Liar {
     send(std::string(reinterpret_cast<const char*>(&length), sizeof length) + text);
   }
 
+  /// Waits until the node has said this.
+  bool hears(const std::string& text) {
+    char bytes[256];
+    while (heard_.find(text) == std::string::npos) {
+      const ssize_t size = ::recv(node_.get(), bytes, sizeof bytes, 0);
+      if (size <= 0) return false;
+      heard_.append(bytes, static_cast<std::size_t>(size));
+    }
+    return true;
+  }
+
  private:
   void send(const std::string& bytes) {
     REQUIRE(::send(node_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
             static_cast<ssize_t>(bytes.size()));
   }
   UniqueFd listening_, node_;
+  std::string heard_;
 };
+
+nlohmann::json start_of_second_node(int round, bool in_place) {
+  return {{"type", "start"},      {"round", round},
+          {"group_rank", 1},      {"group_world_size", 2},
+          {"first_rank", 1},      {"world_size", 2},
+          {"first_role_rank", 1}, {"role_world_size", 2},
+          {"restart_count", 0},   {"master_addr", "127.0.0.1"},
+          {"master_port", 1},     {"run_id", "x"},
+          {"in_place", in_place}, {"restarts_used", 0},
+          {"max_restarts", 0},    {"reason", ""}};
+}
 
 TEST_CASE("a coordinator's words cannot drive the terminal", "[nodes]") {
   const std::string port = free_port();
@@ -83,26 +106,34 @@ TEST_CASE("a coordinator's words cannot drive the terminal", "[nodes]") {
             {"max_nodes", 2},
             {"spare", false},
             {"node_timeout_ms", 600'000}});
-  liar.say({{"type", "start"},
-            {"round", 0},
-            {"group_rank", 1},
-            {"group_world_size", 2},
-            {"first_rank", 1},
-            {"world_size", 2},
-            {"first_role_rank", 1},
-            {"role_world_size", 2},
-            {"restart_count", 0},
-            {"master_addr", "127.0.0.1"},
-            {"master_port", 1},
-            {"run_id", "x"},
-            {"in_place", false},
-            {"max_restarts", 0}});
+  liar.say(start_of_second_node(0, false));
   REQUIRE(node.wait_for_output("ready 1 "));
   liar.say({{"type", "end"}, {"exit_code", 9}, {"reason", "bye\x1b]0;title\x07\nddprun: error: forged"}});
   CHECK(node.wait() == ExitStatus::exited(9));
   CHECK_THAT(node.err(), ContainsSubstring("bye"));
   CHECK(count_of("\x1b", node.err()) == 0);
   CHECK(count_of("\nddprun: error: forged", node.err()) == 0);
+  check_nothing_left(node);
+}
+
+TEST_CASE("workers succeed in their own round, although the node already leads the next one",
+          "[nodes][recover]") {
+  const std::string port = free_port();
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
+  Liar liar(port);
+  Child node(job({"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=" + port,
+                  "--recover=rank", "--max-restarts=1"},
+                 {"ready", "wait-for-file", go}));
+  liar.await_node();
+  liar.say(start_of_second_node(0, false));
+  REQUIRE(node.wait_for_output("ready 1 "));
+  liar.say({{"type", "lead"}, {"round", 1}});
+  REQUIRE(liar.hears(R"("type":"leading"})"));
+  write_file_atomic(go, "");
+  CHECK(liar.hears(R"({"round":0,"type":"succeeded"})"));
+  liar.say({{"type", "end"}, {"exit_code", 0}, {"reason", ""}});
+  CHECK(node.wait() == ExitStatus::exited(0));
   check_nothing_left(node);
 }
 

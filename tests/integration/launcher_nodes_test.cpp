@@ -250,6 +250,43 @@ TEST_CASE("a job goes on without the node of its coordinator if it has another e
   CHECK(count_of("this node has the coordinator now", err) == 1);
 }
 
+TEST_CASE("a stranger or another job at the next endpoint does not end a job that lost its coordinator",
+          "[nodes]") {
+  const bool another_job = GENERATE(true, false);
+  CAPTURE(another_job);
+  NodeJob nodes, other;
+  const std::string endpoints =
+      "127.0.0.1:" + nodes.port + ",127.0.0.1:" + other.port + ",127.0.0.1:" + free_port();
+  const std::vector<std::string> flags = {"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=2:3",
+                                          "--last-call=1", "--node-timeout=2"};
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  for (int i = 0; i < 3; ++i) {
+    nodes.add(job(flags, {"meet", "wait-for-file", done}));
+    if (i == 0)
+      REQUIRE(wait_until([&] { return count_of("waiting for nodes: 1", nodes.node(0).err()) > 0; }));
+  }
+  for (const std::size_t node : {0U, 1U, 2U}) REQUIRE(nodes.node(node).wait_for_output("round 0"));
+  std::optional<Child> stranger;
+  if (another_job) {
+    other.start({"--nnodes=2"}, {"ready"});
+    REQUIRE(wait_until([&] { return count_of("waiting for nodes", other.node(0).err()) == 1; }));
+  } else {
+    stranger.emplace(Command{{"python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", other.port}});
+    REQUIRE(stranger->wait_for_output("Serving HTTP"));
+  }
+  nodes.node(0).send_signal(SIGKILL);
+  for (const std::size_t node : {1U, 2U}) REQUIRE(nodes.node(node).wait_for_output(" of 2, round 0 at"));
+  write_file_atomic(done, "");
+  std::string err;
+  for (const std::size_t node : {1U, 2U}) {
+    CHECK(nodes.node(node).wait() == ExitStatus::exited(0));
+    err += nodes.node(node).err();
+  }
+  CHECK_THAT(err, ContainsSubstring("127.0.0.1:" + other.port + " does not have this job's coordinator"));
+  if (another_job) other.node(0).send_signal(SIGTERM);
+}
+
 TEST_CASE("several endpoints are for a job whose nodes join", "[nodes]") {
   NodeJob nodes;
   nodes.add(

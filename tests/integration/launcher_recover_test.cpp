@@ -1,4 +1,4 @@
-// --recover=rank: a worker that failed is started alone again.
+// --recover=rank: only a worker that failed is replaced.
 
 #include <csignal>
 #include <fstream>
@@ -22,10 +22,11 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   const std::string lost = GENERATE("0", "1", "2");
   CAPTURE(lost);
   const TempDir dir;
-  const auto result = dir.path() / "result.json";
-  const Finished run(job(recovering(3, {"--result-json=" + result.string()}),
-                         {"recovers", "true", "ready", "--old", "meet", "--old-rank", lost, "kill", "9",
-                          "--old", "wait-for-round", "--all", "meet"}));
+  const auto result = dir.path() / "result.json", events = dir.path() / "events.json";
+  const Finished run(
+      job(recovering(3, {"--result-json=" + result.string(), "--events-json=" + events.string()}),
+          {"recovers", "true", "ready", "--old", "meet", "--old-rank", lost, "kill", "9", "--old",
+           "wait-for-round", "--all", "meet"}));
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(count_of("ready ", run.out) == 4);
   CHECK(count_of("ready " + lost + " ", run.out) == 2);
@@ -34,7 +35,7 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   CHECK(count_of("lost [" + lost + "] in round 1", run.out) == 2);
   CHECK(count_of("rank 0 lost", run.out) == count_of("with a socket", run.out));
   CHECK_THAT(run.err, ContainsSubstring("rank " + lost +
-                                        " failed: signal 9 (SIGKILL); starting it alone again: "
+                                        " failed: signal 9 (SIGKILL); replacing only this rank: "
                                         "restart 1 of 2"));
   const auto record = json::parse(read_file(result));
   CHECK(record["restarts"] == 1);
@@ -42,9 +43,85 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   CHECK(record["attempts"][0]["reason"] == "succeeded");
   CHECK(record["attempts"][0]["workers"].size() == 4);
   CHECK(record["attempts"][0]["workers"][3]["status"]["signal"] == 9);
+  std::ifstream lines(events);
+  for (std::string line; std::getline(lines, line);) {
+    const auto event = json::parse(line);
+    if (event["event"] != "started" && event["event"] != "exited" && event["event"] != "first_output")
+      continue;
+    INFO(line);
+    const bool replaces = event["pid"] == record["attempts"][0]["workers"][std::stoul(lost)]["pid"];
+    CHECK(event["attempt"] == (replaces ? 1 : 0));
+  }
 }
 
-TEST_CASE("a worker that the OOM killer took is started alone again, and the reason is told", "[recover]") {
+pid_t pid_of(const std::string& rank, const Child& child) {
+  const std::string out = child.out(), name = "ready " + rank + " ";
+  return std::stoi(out.substr(out.find(name) + name.size()));
+}
+
+/// The process has ended, and may not be reaped yet.
+bool has_ended(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat;
+  return !std::getline(file, stat) || stat.find(") Z ") != std::string::npos;
+}
+
+TEST_CASE("workers that are lost together use up one restart", "[recover]") {
+  Child child(job({"--nproc-per-node=3", "--max-restarts=1", "--recover=rank"},
+                  {"recovers", "true", "ready", "--old-rank", "1", "pause", "--old-rank", "2", "pause",
+                   "--old", "wait-for-round", "--all", "meet"}));
+  REQUIRE(child.wait_for_output("ready ", 3));
+  child.send_signal(SIGSTOP);
+  for (const char* rank : {"1", "2"}) {
+    ::kill(pid_of(rank, child), SIGKILL);
+    CHECK(wait_until([&] { return has_ended(pid_of(rank, child)); }));
+  }
+  child.send_signal(SIGCONT);
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK(count_of(", round 1 at", child.out()) == 3);
+  CHECK_THAT(child.err(), ContainsSubstring("replacing ranks 1, 2"));
+  check_nothing_left(child);
+}
+
+TEST_CASE("an error as a round in place begins ends the survivors as any end does", "[recover]") {
+  const TempDir dir;
+  const auto result = dir.path() / "result.json", logs = dir.path() / "logs";
+  const auto go = (dir.path() / "go").string();
+  Child child(job(recovering(2, {"--log-dir=" + logs.string(), "--result-json=" + result.string()}),
+                  {"recovers", "true", "--rank", "0", "daemon", "ready", "await", "--rank", "1", "ready",
+                   "wait-for-file", go, "kill", "9"}));
+  REQUIRE(child.wait_for_output("ready ", 2));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(logs))
+    if (entry.path().filename() == "attempt_0")
+      write_file_atomic(entry.path().parent_path() / "attempt_1", "");
+  write_file_atomic(go, "");
+  CHECK(child.wait() == ExitStatus::exited(125));
+  CHECK(count_of("got SIGTERM rank 0", child.out()) == 1);
+  CHECK(json::parse(read_file(result))["attempts"].size() == 1);
+  check_nothing_left(child);
+}
+
+TEST_CASE("a signal that is passed on does not end a worker that does not handle it yet", "[recover]") {
+  const bool handles = GENERATE(true, false);
+  const TempDir dir;
+  const auto events = dir.path() / "events.json";
+  const auto go = (dir.path() / "go").string();
+  const auto flags = recovering(2, {"--events-json=" + events.string()});
+  Child child(handles ? script(flags, "trap 'echo got it' USR1; echo ready; until [ -e " + go +
+                                          " ]; do sleep 0.02; done")
+                      : job(flags, {"ready", "wait-for-file", go}));
+  REQUIRE(child.wait_for_output("ready", 2));
+  child.send_signal(SIGUSR1);
+  CHECK(wait_until([&] { return count_of("SIGUSR1", read_file(events)) > 0; }));
+  if (handles) CHECK(child.wait_for_output("got it", 2));
+  write_file_atomic(go, "");
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK(count_of("got it", child.out()) == (handles ? 2 : 0));
+  CHECK(count_of("ready", child.out()) == 2);  // no restart
+  check_nothing_left(child);
+}
+
+TEST_CASE("a worker that the OOM killer took is replaced alone, and the reason is told", "[recover]") {
   // Beside this process's own: ddprun counts the kills of its cgroup.
   const std::string text = read_file("/proc/self/cgroup", 1 << 16);
   const auto v1 = text.find(":memory:");
@@ -68,7 +145,7 @@ TEST_CASE("a worker that the OOM killer took is started alone again, and the rea
     CHECK(count_of("goes on", run.out) == 2);
     CHECK_THAT(run.err,
                ContainsSubstring("rank 1 failed: signal 9 (SIGKILL), out of memory: the kernel killed "));
-    CHECK_THAT(run.err, ContainsSubstring("; starting it alone again: restart 1 of 2"));
+    CHECK_THAT(run.err, ContainsSubstring("; replacing only this rank: restart 1 of 2"));
   }
   CHECK(wait_until([&] { return fs::remove(group, error); }));
 }
@@ -89,7 +166,7 @@ TEST_CASE("all workers start again if one of them cannot go on without the lost 
                                             ? "restarting all workers (restart 1 of 2): the program has not "
                                               "announced support for --recover=rank\n"
                                             : "restarting all workers: restart 1 of 2\n"));
-  CHECK(count_of("alone", run.err) == 0);
+  CHECK(count_of("only this rank", run.err) == 0);
 }
 
 TEST_CASE("a worker that always fails uses up the restarts, and its code is the job's", "[recover]") {
@@ -165,7 +242,8 @@ TEST_CASE("no process stands by for a program that has not said that it can", "[
   CHECK(read_file(starts) == "x\nx\n");
 }
 
-TEST_CASE("in place of a process that stood by and has ended, a new one is started", "[recover]") {
+TEST_CASE("in place of a process that stood by and has ended, a new one is started, at once or to stand by",
+          "[recover]") {
   const TempDir dir;
   const auto waits = (dir.path() / "waits").string(), go = (dir.path() / "go").string();
   Child child(job(recovering(2, {"--standby=1"}),
@@ -175,17 +253,16 @@ TEST_CASE("in place of a process that stood by and has ended, a new one is start
   for (const pid_t pid : child.processes())
     if (read_file("/proc/" + std::to_string(pid) + "/environ").find("DDPRUN_STANDBY_FD=") !=
         std::string::npos) {
+      std::filesystem::remove(waits);
       ::kill(pid, SIGKILL);
-      REQUIRE(wait_until([&] {
-        std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-        std::string stat;
-        return !std::getline(file, stat) || stat.find(") Z ") != std::string::npos;
-      }));
+      REQUIRE(wait_until([&] { return has_ended(pid); }));
     }
+  const bool later = GENERATE(false, true);
+  if (later) REQUIRE(wait_until([&] { return std::filesystem::exists(waits); }));
   std::ofstream(go).close();
   CHECK(child.wait() == ExitStatus::exited(0));
   CHECK_THAT(child.err(), ContainsSubstring("has ended early"));
-  CHECK(count_of("stood by", child.out()) == 0);
+  if (later) CHECK(count_of("stood by for rank 1", child.out()) == 1);
   CHECK(count_of(", round 1 at", child.out()) == 2);
 }
 
@@ -208,7 +285,7 @@ TEST_CASE("a worker that is lost on one of two nodes is replaced alone, and thos
   CHECK(count_of(", round 0 at", out) == 4);
   CHECK(count_of(", round 1 at", out) == 4);
   CHECK(count_of(" in round 1", out) == 3);
-  CHECK(count_of("it is to be started alone again", err) == 1);
+  CHECK(count_of("replacing only this rank: restart 1 of 2", err) == 2);
 }
 
 TEST_CASE("a worker is replaced while rank 0 listens on a port that the user chose", "[recover]") {
@@ -225,10 +302,11 @@ TEST_CASE("a worker is replaced while rank 0 listens on a port that the user cho
 TEST_CASE("a node that stands by takes a lost node's place, and the other node's workers go on",
           "[recover]") {
   const bool in_place = GENERATE(true, false);
-  CAPTURE(in_place);
+  const bool wanted = in_place || GENERATE(true, false);  // of a program that does not announce support
+  CAPTURE(in_place, wanted);
   NodeJob nodes;
   std::vector<std::string> flags = {"--nnodes=2", "--spares=1", "--nproc-per-node=1"};
-  if (in_place) flags.insert(flags.end(), {"--recover=rank", "--max-restarts=1"});
+  if (wanted) flags.insert(flags.end(), {"--recover=rank", "--max-restarts=1"});
   std::vector<std::string> actions = {"ready", "pause"};
   if (in_place) actions = {"recovers", "true", "ready", "--old", "meet", "wait-for-round", "--all", "meet"};
   nodes.start(flags, actions);
@@ -245,13 +323,16 @@ TEST_CASE("a node that stands by takes a lost node's place, and the other node's
   CHECK(ends[0] == (in_place ? ExitStatus::exited(0) : ExitStatus::killed(SIGTERM)));
   CHECK(ends[2] == ExitStatus::exited(in_place ? 0 : 128 + SIGTERM));
   CHECK(count_of("ready ", nodes.node(0).out()) == (in_place ? 1 : 2));
+  CHECK(count_of("has not announced support", nodes.node(0).err()) == (wanted && !in_place ? 1 : 0));
+  for (const std::size_t node : {0U, 2U})
+    CHECK(count_of(" takes its ranks", nodes.node(node).err()) == (wanted ? 1 : 0));
 }
 
 TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recover]") {
   NodeJob nodes;
   for (int i = 0; i < 2; ++i)
     nodes.start(recovering(1, {"--nnodes=2"}),
-                {"--rank", "0", "recovers", "true", "--all", "meet", "ready", "--old-rank", "1", "kill", "9",
+                {"--rank", "0", "recovers", "true", "--all", "ready", "meet", "--old-rank", "1", "kill", "9",
                  "--old-rank", "0", "pause", "--all", "meet"});
   CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
   CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) == 4);

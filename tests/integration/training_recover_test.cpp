@@ -81,7 +81,7 @@ TEST_CASE("ranks that are killed at any moment are replaced, and the weights are
   }
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(child.out(), child.err());
-  CHECK(count_of("starting it alone again", child.err()) >= 3);
+  CHECK(count_of("replacing only this rank", child.err()) >= 3);
   CHECK(count_of("restarting all", child.err()) == 0);
   CHECK((weights(whole) == weights(killed)));
   for (const char* metric : {"val_loss", "test_loss"}) {
@@ -426,7 +426,7 @@ TEST_CASE("a search for the learning rate begins anew if a rank is lost", "[trai
   kill_rank(events_of(dir.path() / "killed"), 1);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(undisturbed.out(), child.out(), child.err());
-  CHECK(count_of("starting it alone again", child.err()) == 1);
+  CHECK(count_of("replacing only this rank", child.err()) == 1);
   CHECK(suggestion(undisturbed) != "none");
   CHECK(suggestion(child) == suggestion(undisturbed));
 }

@@ -36,6 +36,11 @@ Options parse_variables(const std::map<std::string, std::string>& variables, con
   });
 }
 
+TEST_CASE("--recover=rank has no effect without restarts or spares", "[options]") {
+  CHECK(parse({"--recover=rank"}).notes == Words{"--recover=rank has no effect without --max-restarts"});
+  CHECK(parse({"--recover=rank", "--nnodes=2", "--spares=1", "--rdzv-endpoint=node0"}).notes.empty());
+}
+
 TEST_CASE("without flags one worker runs, with a free port and a random id", "[options]") {
   const Options options = parse({});
   CHECK(options.nproc_per_node.kind == Kind::kCount);

@@ -3,7 +3,7 @@
 #include "launcher/rendezvous/coordinator.h"
 #include "tests/launcher/rendezvous/coordinator_rig.h"
 
-// Rounds in place (--recover=rank): a lost worker is started alone again, and the others go on.
+// Rounds in place (--recover=rank): only a lost worker is replaced, and the others go on.
 
 namespace ddprun::launcher {
 namespace {
@@ -28,6 +28,7 @@ TEST_CASE("a lost worker begins a round in place of the same nodes", "[coordinat
     CHECK(start.number == 1);
     CHECK(start.in_place);
     CHECK(start.restart_count == 1);
+    CHECK(start.reason == "rank 1 was killed; replacing only this rank: restart 1 of 2");
     CHECK(start.master_port == 2001);
     CHECK(start.group_rank == (id == rig.a ? 0 : 1));
   }
@@ -81,10 +82,58 @@ TEST_CASE("a node that stands by takes a lost node's place, and the others go on
     CHECK(start.group_rank == 0);
     CHECK(rig.count<Stop>(rig.b) == 0);
     CHECK(rig.last<Start>(rig.b).master_addr == "10.0.0.3");
+    CHECK(start.reason ==
+          "node a (10.0.0.1) was lost: the connection ended; node c (10.0.0.3) takes its ranks");
   } else {
     CHECK(rig.last<Stop>(rig.b).round == 0);
   }
   CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a node whose workers cannot go on without the lost ones costs no second restart",
+          "[coordinator]") {
+  auto settings = job(2, 2, 1);
+  settings.spares = 1;
+  settings.in_place = true;
+  const bool spare = GENERATE(true, false), early = GENERATE(true, false);
+  TwoNodes rig(settings);
+  const auto other = rig.join("c");
+  if (spare)
+    rig.lose(rig.b);
+  else
+    rig.say(rig.b, lost(0));
+  if (!early) rig.obey();
+  rig.say(rig.a, early ? failed(7) : Failed{1, EndedByPeers{}, "the workers cannot continue"});
+  CHECK(rig.last<Stop>(rig.a).round == 1);
+  rig.obey();
+  for (const auto id : {rig.a, spare ? other : rig.b}) {
+    CHECK(rig.last<Start>(id).number == 2);
+    CHECK_FALSE(rig.last<Start>(id).in_place);
+    CHECK(rig.last<Start>(id).restart_count == (spare ? 0 : 1));
+  }
+}
+
+TEST_CASE("a node that takes a place and dies again and again is refused", "[coordinator]") {
+  auto settings = job(2, 2);
+  settings.spares = 1;
+  settings.in_place = true;
+  CoordinatorRig rig(settings);
+  const auto join = [&](const char* name) {
+    Join wish = rig.wish(name);
+    wish.address = "10.0.0.9";
+    return rig.join(wish);
+  };
+  rig.join("a");
+  auto in_round = join("b");
+  rig.obey();
+  auto spare = join("c");
+  for (int losses = 1; losses < 10; ++losses) {  // by turns
+    rig.lose(in_round);
+    rig.obey();
+    in_round = spare;
+    spare = join(losses % 2 == 1 ? "b" : "c");
+    CHECK(rig.count<Refused>(spare) == (losses < 9 ? 0 : 1));
+  }
 }
 
 TEST_CASE("no round in place begins once a node has succeeded, or goes on without a lost node",

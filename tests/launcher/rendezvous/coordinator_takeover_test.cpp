@@ -18,7 +18,7 @@ using test::job;
 Join returning(const CoordinatorRig& rig, const std::string& name, int nodes, bool nobody_listens = false,
                int round = 4) {
   Join join = rig.wish(name);
-  join.former = {round, nodes, name[0] - 'a', 1, nobody_listens};
+  join.former = {round, nodes, name[0] - 'a', 1, nobody_listens, 1};
   return join;
 }
 
@@ -39,6 +39,19 @@ TEST_CASE("more than half of the last round's nodes go on without their coordina
   for (const auto id : {b, c, d}) CHECK(rig.round_of(id) == 5);
   CHECK(rig.last<Start>(d).world_size == 3);
   CHECK(rig.last<Start>(d).restart_count == 1);
+}
+
+TEST_CASE("restarts that --restart-window has forgotten stay forgotten", "[takeover]") {
+  const bool forgotten = GENERATE(true, false);
+  CoordinatorRig rig(job(2, 2, 1));
+  for (const char* name : {"b", "c"}) {
+    Join join = returning(rig, name, 2);
+    if (forgotten) join.former.restarts_used = 0;
+    rig.join(join);
+  }
+  rig.obey();
+  CHECK(rig.last<Start>(1).restart_count == 2);
+  CHECK(rig.last<Start>(1).restarts_used == (forgotten ? 1 : 2));
 }
 
 TEST_CASE("a node that comes twice counts once", "[takeover]") {

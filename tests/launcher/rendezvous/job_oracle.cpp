@@ -214,7 +214,11 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
   const bool fixed = settings_.min_nodes == settings_.max_nodes && settings_.spares == 0;
   const std::string& reason = stops.front().second.reason;
   const bool joined = reason.ends_with(" joins") || reason.ends_with(" join");  // whatever was said just then
-  if (fixed || (said<Failed>(cause) && !joined)) ++restarts_;
+  const auto* failed = said<Failed>(cause);
+  const bool follows = failed && leads_in_place_ &&  // from what began the round in place
+                       (std::holds_alternative<EndedByPeers>(failed->end) ||
+                        (std::holds_alternative<WorkerFailed>(failed->end) && failed->round < led));
+  if (!follows && (fixed || (failed && !joined))) ++restarts_;
   promise(restarts_ <= settings_.restarts.max_restarts, "more restarts than are allowed");
 }
 

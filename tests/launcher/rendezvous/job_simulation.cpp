@@ -22,6 +22,7 @@ JobSimulation::JobSimulation(unsigned seed, std::vector<std::string>* trace)
       trace_(trace),
       failures_(std::array{0u, 5u, 50u}.at(below(3))),
       in_place_(std::array{0u, 50u, 95u}.at(below(3))),
+      unable_(std::array{0u, 0u, 20u}.at(below(3))),
       longest_round_ms_(std::array{20u, 100u, kLongestRoundMs}.at(below(3))),
       calm_(now_ + Milliseconds(kDisturbedMs)),
       settings_(random_settings()),

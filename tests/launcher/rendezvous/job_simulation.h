@@ -45,6 +45,7 @@ class JobSimulation {
     bool honest = true;
     bool lacks_worker = false;                          ///< that is to be replaced in the next round in place
     std::optional<int> running;                         ///< the round that its workers are of
+    bool succeeded = false;                             ///< its workers
     int last_ended = -1;                                ///< the last round whose workers it has ended
     Time last_to_node, last_from_node;                  ///< when the youngest message on its way arrives
     std::deque<std::optional<NodeMessage>> on_its_way;  ///< to the coordinator; none: the connection's end
@@ -80,6 +81,7 @@ class JobSimulation {
   void hear(Id id, const CoordinatorMessage& message);
   void start_workers(Id id, int round);
   void fail_workers(Id id, int round);
+  void decline(Id id, int round);
   void end_workers(Id id, int round);
 
   void coordinate(Id id, const Cause& cause);
@@ -90,6 +92,7 @@ class JobSimulation {
   std::vector<std::string>* trace_;
   unsigned failures_;  ///< of a node's rounds, in percent
   unsigned in_place_;  ///< of the failures: after which the other workers could go on
+  unsigned unable_;    ///< of the nodes: to continue in a round in place, in percent
   unsigned longest_round_ms_;
   Time now_ = Time() + std::chrono::hours(1), start_ = now_;
   Time calm_;           ///< from then on nothing goes wrong

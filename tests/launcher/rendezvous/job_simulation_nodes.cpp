@@ -124,19 +124,20 @@ NodeMessage JobSimulation::random_message() {
 }
 
 AttemptEnd JobSimulation::random_failure() {
-  static const std::array<AttemptEnd, 8> ends = {WorkerFailed{ExitStatus::exited(1)},
+  static const std::array<AttemptEnd, 9> ends = {WorkerFailed{ExitStatus::exited(1)},
                                                  WorkerFailed{ExitStatus::exited(7)},
                                                  WorkerFailed{ExitStatus::killed(SIGSEGV)},
                                                  Hung{},
                                                  TimedOut{},
                                                  SignalReceived{SIGTERM},
                                                  StartFailed{127},
+                                                 EndedByPeers{},
                                                  AllSucceeded{}};
-  return chance(80) ? ends.at(below(4)) : ends.at(below(8));
+  return chance(80) ? ends.at(below(4)) : ends.at(below(9));
 }
 
 void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
-  const Node& node = nodes_.at(id);
+  Node& node = nodes_.at(id);
   if (!node.alive || node.silent) return;
   if (!std::holds_alternative<Beat>(message)) note(id, "hears message " + std::to_string(message.index()));
   if (const auto* lead = std::get_if<Lead>(&message)) {
@@ -152,11 +153,15 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
       throw BrokenPromise("a start while workers of another round live");
     if (node.honest && node.running && *node.running >= start->number)
       throw BrokenPromise("a round in place that is not newer than the workers' own");
+    if (node.running && chance(unable_)) return decline(id, start->number);
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
-    nodes_.at(id).running.reset();
+    const auto* end = std::get_if<End>(&message);
+    if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded)
+      throw BrokenPromise("the job has succeeded while workers run");
+    node.running.reset();
     after(up_to(20), [this, id] { hang_up(id); });
   }
 }
@@ -164,12 +169,13 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
 /// Or, of a round in place, those that were lost.
 void JobSimulation::start_workers(Id id, int round) {
   nodes_.at(id).running = round;
-  nodes_.at(id).lacks_worker = false;
+  nodes_.at(id).lacks_worker = nodes_.at(id).succeeded = false;
   after(Milliseconds(1) + up_to(longest_round_ms_), [this, id, round] {
     if (nodes_.at(id).running != round || nodes_.at(id).lacks_worker) return;
     if (now_ < calm_ && chance(failures_)) {
       fail_workers(id, round);
     } else {
+      nodes_.at(id).succeeded = true;
       say(id, Succeeded{round});
       if (chance(10)) hang_up(id);
     }
@@ -181,6 +187,15 @@ void JobSimulation::fail_workers(Id id, int round) {
   say(id, Failed{round, random_failure(), "a worker failed", in_place});
   nodes_.at(id).lacks_worker = true;
   if (!in_place && chance(50)) end_workers(id, round);  // else once it is told to
+}
+
+/// A round in place.
+void JobSimulation::decline(Id id, int round) {
+  note(id, "declines");
+  nodes_.at(id).running = round;
+  nodes_.at(id).lacks_worker = true;
+  say(id, Failed{round, EndedByPeers{}, "the workers cannot continue"});
+  if (chance(50)) end_workers(id, round);
 }
 
 void JobSimulation::end_workers(Id id, int round) {

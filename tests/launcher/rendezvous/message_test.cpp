@@ -28,6 +28,7 @@ std::vector<NodeMessage> node_messages() {
           Failed{2, TimedOut{}, "timeout"},
           Failed{2, SignalReceived{15}, "signal"},
           Failed{2, StartFailed{127}, "not found"},
+          Failed{2, EndedByPeers{}, "cannot continue"},
           Failed{2, WorkerFailed{ExitStatus::killed(9)}, "killed", true},
           Succeeded{2147483647},
           Ended{1},
@@ -51,10 +52,12 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .first_role_rank = 3,
                 .role_world_size = 20,
                 .restart_count = 6,
+                .restarts_used = 1,
                 .master_addr = "10.0.0.1",
                 .master_port = 29'500,
                 .run_id = "job 1",
-                .max_restarts = 2},
+                .max_restarts = 2,
+                .reason = ""},
           Start{.number = 0,
                 .group_rank = 0,
                 .group_world_size = 1,
@@ -64,7 +67,8 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .master_addr = "",
                 .master_port = 1,
                 .run_id = "none",
-                .max_restarts = 0},
+                .max_restarts = 0,
+                .reason = "n2 was lost; node n3 takes its ranks"},
           Stop{1, "n2 was lost"},
           End{137, "rank 0 was killed"},
           Beat{}};
@@ -153,7 +157,7 @@ TEST_CASE("a number out of its range is refused", "[message]") {
       {0,
        1'000'000,
        {"node_rank", "present", "group_rank", "first_rank", "first_role_rank", "max_restarts", "former_nodes",
-        "former_rank"}},
+        "former_rank", "restarts_used", "former_restarts_used"}},
       {-1, 2147483647, {"former_round"}},
       {1,
        1'000'000,
@@ -198,7 +202,7 @@ TEST_CASE("how a node failed is one of the known kinds", "[message]") {
   json object = json::parse(encode(Failed{0, Hung{}, ""}));
   object["kind"] = "succeeded";
   CHECK(message_of(object.dump()) ==
-        "failed: expected kind to be exited, killed, hang, timeout, signal or start_failed, got "
+        "failed: expected kind to be exited, killed, hang, timeout, signal, other-node or start_failed, got "
         "'\"succeeded\"'");
   CHECK_THROWS_AS(encode(Failed{0, AllSucceeded{}, ""}), std::logic_error);
 }

@@ -145,7 +145,11 @@ void TakeoverSimulation::ask(Host host) {
   if (reach(host, to) && listens(to) && now_ >= hosts_[to].paused_until) return connect(host, to);
   if (!std::exchange(program.asked_once, true) && program.hung_up && to == program.lost)
     program.former.nobody_listens = refuses;
-  Milliseconds pause = refuses ? up_to(3) : kConnectTimeout;
+  ask_next(host, refuses ? up_to(3) : kConnectTimeout);
+}
+
+void TakeoverSimulation::ask_next(Host host, Milliseconds pause) {
+  Program& program = hosts_[host];
   if (++program.place == program.asked.size()) {
     program.place = 0;
     program.asked_all = true;
@@ -294,7 +298,7 @@ void TakeoverSimulation::check_progress() const {
   bool may_host = hosts_[0].alive && !hosts_[0].over;
   for (Host host = 0; host < hosts_.size(); ++host) {
     const Program& program = hosts_[host];
-    if (!program.alive || program.over) continue;
+    if (!program.alive || program.over || program.refused) continue;
     waiting.push_back(&program);
     if (listens(host) && has_started(host)) started = host;
     if (program.former.number > round) round = program.former.number, nodes = program.former.nodes;
@@ -329,7 +333,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     note_round(host, connections_[connection].coordinator, start->group_world_size);
     program.running = {connections_[connection].coordinator, round};
     program.in_round = true, program.succeeded = false;
-    program.former = {round, start->group_world_size, start->group_rank, start->restart_count, false};
+    program.former = {round, start->group_world_size, start->group_rank, start->restart_count,
+                      false, start->restarts_used};
     on(host, Milliseconds(20) + up_to(500), [this, &program, connection, round] {
       const auto& running = program.running;
       if (program.connection != connection || !running || running->second != round) return;
@@ -359,7 +364,10 @@ void TakeoverSimulation::refuse(Host host, std::size_t connection, const std::st
   if (hosts_[host].joined) return lose(host, connection, /*hung_up=*/false);
   if (!hosts_[host].succeeded && reason.find("times soon after") == std::string::npos)
     throw BrokenPromise("refused: " + reason);
-  finish(host);
+  if (!hosts_[host].lost) return finish(host);
+  hosts_[host].connection.reset();
+  hosts_[host].refused = true;
+  ask_next(host, Milliseconds(1));
 }
 
 /// Of the coordinator: its workers end, and it looks for another one.
@@ -375,7 +383,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, took_part, &program] {  // its workers end
     program.running.reset();
     const bool goes_on = settings_.min_nodes < settings_.max_nodes || settings_.spares > 0 ||
-                         program.former.restarts < settings_.restarts.max_restarts;
+                         program.former.restarts_used < settings_.restarts.max_restarts;
     if (!goes_on || (program.coordinator && program.coordinator->ended())) return finish(host);
     program.asking_again_since = now_;
     if (took_part) program.asking_since = now_;

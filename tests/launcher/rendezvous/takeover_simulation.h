@@ -58,6 +58,7 @@ class TakeoverSimulation {
     std::size_t place = 0;
     std::optional<Host> lost;
     bool joined = false, in_round = false, stands_by = false;  ///< where it is connected
+    bool refused = false;                                      ///< by a coordinator that took over
     bool succeeded = false, hung_up = false, asked_once = false, asked_all = false;
     Time asking_since, asking_again_since;  ///< as the NodeSupervisor's
     FormerRound former;
@@ -87,6 +88,7 @@ class TakeoverSimulation {
   bool has_started(Host host) const { return std::count(starters_.begin(), starters_.end(), host) > 0; }
 
   void ask(Host host);
+  void ask_next(Host host, Milliseconds pause);
   void connect(Host host, Host to);
   void beat(Host host, std::size_t connection);
   void carry(std::size_t connection, bool to_node);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include <stdexcept>
 
 #include <ddprun/common/nvml_library.h>
+#include <ddprun/common/standby.h>
 
 namespace ddprun::report {
 namespace {
@@ -116,6 +118,8 @@ ResourceSample ResourceUsage::sample() {
 }
 
 double process_seconds() {
+  if (const auto since = became_worker())
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - *since).count();
   std::ifstream file("/proc/self/stat");
   std::string text;
   std::getline(file, text, '\0');

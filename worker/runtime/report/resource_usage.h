@@ -43,7 +43,7 @@ class ResourceUsage {
   double last_cpu_seconds_ = 0;
 };
 
-/// Since this process started.
+/// Since this process started, or since it became a worker if it stood by before.
 double process_seconds();
 
 /// Converts a sample to numbers, to send it to another rank, and back; NaN: not known.

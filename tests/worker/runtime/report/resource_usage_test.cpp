@@ -1,10 +1,14 @@
 #include <ddprun/report/resource_usage.h>
 
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <string>
 
+#include <ddprun/common/standby.h>
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 
@@ -27,6 +31,18 @@ TEST_CASE("the CPU's share is of the time since the sample before", "[resource_u
   CHECK(busy.cpu_percent < 150);  // one thread
   ::usleep(50000);
   CHECK(usage.sample().cpu_percent < busy.cpu_percent);
+}
+
+TEST_CASE("a process that stood by is as old as its order to become a worker", "[resource_usage]") {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+  ::setenv("DDPRUN_STANDBY_FD", std::to_string(ends[1]).c_str(), 1);
+  REQUIRE(send_order(ends[0], {}));
+  compute(0.1);
+  const double before = process_seconds();
+  stand_by();
+  CHECK(process_seconds() < before);
+  ::close(ends[0]);
 }
 
 TEST_CASE("memory is told as it grows, and the peak stays", "[resource_usage]") {
