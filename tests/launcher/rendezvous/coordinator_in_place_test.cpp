@@ -90,6 +90,22 @@ TEST_CASE("a node that stands by takes a lost node's place, and the others go on
   CHECK_FALSE(rig.ended());
 }
 
+TEST_CASE("a spare that has fallen silent is not taken, and another may stand by", "[coordinator]") {
+  auto settings = job(2, 2, 1);
+  settings.spares = 1;
+  settings.in_place = true;
+  TwoNodes rig(settings);
+  const auto silent = rig.join("c");
+  rig.silent = {silent};
+  rig.pass(13s);
+  CHECK(rig.count<Refused>(silent) == 1);
+  const auto other = rig.join("d");
+  rig.lose(rig.b);
+  rig.obey();
+  CHECK(rig.count<Start>(silent) == 0);
+  CHECK(rig.last<Start>(other).number == 1);
+}
+
 TEST_CASE("a node whose workers cannot go on without the lost ones costs no second restart",
           "[coordinator]") {
   auto settings = job(2, 2, 1);
