@@ -1,7 +1,8 @@
-// simulate: runs made-up jobs, each from its seed, until one breaks a promise of the coordinator.
+// simulate: runs made-up jobs, each from its seed, until one breaks a promise.
 //
-// usage: simulate [--takeover] [--seed N] [--count N] [--trace]
+// usage: simulate [--takeover | --steps] [--seed N] [--count N] [--trace]
 //   --takeover  jobs whose coordinator may be lost, over networks that break
+//   --steps     trainings whose ranks are killed and recover
 //   --seed N    the first seed [1]
 //   --count N   how many [1]
 //   --trace     print what happens
@@ -16,6 +17,7 @@
 
 #include "tests/launcher/rendezvous/job_simulation.h"
 #include "tests/launcher/rendezvous/takeover_simulation.h"
+#include "tests/simulation/steps_simulation.h"
 
 namespace {
 
@@ -42,7 +44,7 @@ bool run(unsigned seed, bool traced, const std::function<void(const Simulation&)
 
 int main(int argc, char** argv) {
   unsigned first = 1, count = 1;
-  bool traced = false, takeover = false;
+  bool traced = false, takeover = false, steps = false;
   try {
     for (int i = 1; i < argc; ++i) {
       const std::string flag = argv[i];
@@ -50,30 +52,43 @@ int main(int argc, char** argv) {
         traced = true;
       else if (flag == "--takeover")
         takeover = true;
+      else if (flag == "--steps")
+        steps = true;
       else if (i + 1 < argc && (flag == "--seed" || flag == "--count"))
         (flag == "--seed" ? first : count) = static_cast<unsigned>(std::stoul(argv[++i]));
       else
         throw std::invalid_argument(flag);
     }
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "usage: simulate [--takeover] [--seed N] [--count N] [--trace]: %s\n", error.what());
+    std::fprintf(stderr, "usage: simulate [--takeover | --steps] [--seed N] [--count N] [--trace]: %s\n",
+                 error.what());
     return 2;
   }
-  long long rounds = 0, in_place = 0, takeovers = 0, successes = 0;
-  for (unsigned seed = first; seed != first + count; ++seed) {
-    const bool kept = takeover ? run<TakeoverSimulation>(seed, traced,
-                                                         [&](const TakeoverSimulation& job) {
-                                                           takeovers += std::max(job.takeovers(), 0);
-                                                           successes += job.succeeded() ? 1 : 0;
-                                                         })
-                               : run<JobSimulation>(seed, traced, [&](const JobSimulation& job) {
-                                   rounds += job.rounds();
-                                   in_place += job.rounds_in_place();
-                                 });
-    if (!kept) return EXIT_FAILURE;
-  }
+  long long rounds = 0, in_place = 0, takeovers = 0, successes = 0, completed = 0, repeated = 0;
+  const auto run_one = [&](unsigned seed) {
+    if (takeover)
+      return run<TakeoverSimulation>(seed, traced, [&](const TakeoverSimulation& job) {
+        takeovers += std::max(job.takeovers(), 0);
+        successes += job.succeeded() ? 1 : 0;
+      });
+    if (steps)
+      return run<StepsSimulation>(seed, traced, [&](const StepsSimulation& training) {
+        rounds += training.rounds();
+        completed += training.steps();
+        repeated += training.repeated();
+      });
+    return run<JobSimulation>(seed, traced, [&](const JobSimulation& job) {
+      rounds += job.rounds();
+      in_place += job.rounds_in_place();
+    });
+  };
+  for (unsigned seed = first; seed != first + count; ++seed)
+    if (!run_one(seed)) return EXIT_FAILURE;
   if (takeover)
     std::printf("%u jobs, %lld takeovers, %lld successes: all promises kept\n", count, takeovers, successes);
+  else if (steps)
+    std::printf("%u trainings, %lld steps, %lld recoveries, %lld steps computed again: all promises kept\n",
+                count, completed, rounds, repeated);
   else
     std::printf("%u jobs, %lld rounds, %lld of them in place: all promises kept\n", count, rounds, in_place);
 }

@@ -50,7 +50,7 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
 
 TEST_CASE("a lost coordinator's place is taken once, however the network breaks", "[takeover]") {
   int takeovers = 0, successes = 0;
-  constexpr unsigned kSequences = 5'000;
+  constexpr unsigned kSequences = 20'000;
   for (unsigned seed = 1; seed <= kSequences; ++seed) {
     TakeoverSimulation simulation(seed, nullptr);
     try {
@@ -64,11 +64,6 @@ TEST_CASE("a lost coordinator's place is taken once, however the network breaks"
   // Else it would have proved little.
   CHECK(takeovers > static_cast<int>(kSequences) / 20);
   CHECK(successes > static_cast<int>(kSequences) / 3);
-}
-
-TEST_CASE("a node that waited with a coordinator that ends does not count it out of an older round",
-          "[takeover]") {
-  CHECK_NOTHROW(TakeoverSimulation(651'156, nullptr).run());
 }
 
 }  // namespace

@@ -135,6 +135,31 @@ TEST_CASE("nodes of an earlier round and new ones do not count", "[takeover]") {
   CHECK(rig.last<Start>(b).group_world_size == 4);
 }
 
+TEST_CASE("a node that missed rounds cannot go on alone when it loses the next coordinator, too",
+          "[takeover]") {
+  // a had the coordinator, and c was cut off from it after a round of the two. c is back, a has ended, and
+  // b's goes on.
+  CoordinatorRig next(with_successors(job(1, 4, 3)));
+  const auto b = next.join(returning(next, "b", 3, true, 2));
+  const auto d = next.join(returning(next, "d", 3, true, 2));
+  const auto c = next.join(returning(next, "c", 2, false, 0));
+  next.obey();
+  REQUIRE(next.round_of(d) == 3);
+  CHECK(next.round_of(c) == -1);
+  next.lose(c);  // before it takes part
+  next.pass(100s);
+  CHECK(next.round_of(b) == 3);
+  CHECK_FALSE(next.ended());
+  // c cannot tell whether b's has ended: it was in no round of it.
+  CoordinatorRig alone(with_successors(job(1, 4, 3)));
+  const auto again = alone.join(returning(alone, "c", 2, false, 0));
+  alone.pass(19s);
+  alone.obey();
+  CHECK(alone.round_of(again) == -1);
+  alone.pass(2s);
+  CHECK(alone.resigned());
+}
+
 TEST_CASE("a spare takes the place of the node that had the coordinator", "[takeover]") {
   auto settings = job(3, 3);
   settings.spares = 1;

@@ -9,10 +9,6 @@ namespace ddprun::test {
 using namespace launcher;
 namespace {
 
-void promise(bool kept, const std::string& what) {
-  if (!kept) throw BrokenPromise(what);
-}
-
 template <class Message>
 std::vector<std::pair<JobOracle::Id, Message>> all(const Outgoing& messages) {
   std::vector<std::pair<JobOracle::Id, Message>> found;

@@ -3,21 +3,16 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "launcher/rendezvous/coordinator.h"
+#include "tests/simulation/broken_promise.h"
 
 namespace ddprun::test {
 using namespace launcher;
-
-/// A coordinator has broken its word.
-struct BrokenPromise : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 struct ConnectionLost {};
 struct Tick {};

@@ -15,8 +15,14 @@ const milliseconds kConnectTimeout = connect_timeout_after_loss(kNodeTimeout);  
 constexpr milliseconds kDelay{6};                                               // of a message, at the most
 constexpr milliseconds kDisturbed{900}, kPause{300};
 constexpr milliseconds kEnding{300};  // of workers, at the most
-// A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
-constexpr milliseconds kCalm = 2 * kJoinTimeout;
+constexpr milliseconds kTick{10};
+// Until a silent node or coordinator is known lost; a coordinator that has lost most nodes, and then its
+// nodes, that are cut off from it (docs/rendezvous.md).
+constexpr milliseconds kNoticed = kNodeTimeout + kBeatPause + kTick;
+constexpr milliseconds kSideBySide = 2 * kNoticed + kDelay + kEnding;
+// A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn; one at the first
+// endpoint that has started again then waits for the nodes of another job.
+constexpr milliseconds kCalm = 3 * kJoinTimeout;
 constexpr milliseconds kSettled = kPause + 20 * kNodeTimeout;  // the last round has ended
 
 Endpoint endpoint_of(std::size_t host) { return {"h" + std::to_string(host), 29400}; }
@@ -44,9 +50,9 @@ void TakeoverSimulation::after(Milliseconds delay, std::function<void()> action)
 }
 
 void TakeoverSimulation::on(Host host, Milliseconds delay, std::function<void()> action) {
-  after(delay, [this, host, action = std::move(action)] {
+  after(delay, [this, host, life = hosts_[host].life, action = std::move(action)] {
     Program& program = hosts_[host];
-    if (!program.alive) return;
+    if (!program.alive || program.life != life) return;
     if (now_ < program.paused_until)
       return on(host, std::chrono::ceil<Milliseconds>(program.paused_until - now_), action);
     action();
@@ -77,10 +83,13 @@ void TakeoverSimulation::run() {
     next.action();
     check_workers();
   }
+  for (const Program& program : hosts_)
+    if (program.alive && !program.over) throw BrokenPromise("a program waits for ever");
 }
 
 void TakeoverSimulation::disturb() {
   const Host host = below(static_cast<unsigned>(hosts_.size()));
+  disturbed_ = true;
   switch (below(6)) {
     case 0:
     case 1:
@@ -97,8 +106,10 @@ void TakeoverSimulation::disturb() {
 
 void TakeoverSimulation::kill(Host host, bool with_power) {
   Program& program = hosts_[host];
+  if (!program.alive) return;
   note(host, with_power ? "loses power" : "dies");
   program.alive = false;
+  if (chance(50)) after(up_to(400), [this, host] { start_again(host); });
   program.running.reset();
   program.powered = program.powered && !with_power;
   if (with_power) return;
@@ -110,6 +121,22 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
     }
   }
   hang_up(host);
+}
+
+/// A new program, which knows nothing of the job. At the first endpoint one that reaches no coordinator would
+/// begin another job (docs/rendezvous.md).
+void TakeoverSimulation::start_again(Host host) {
+  const int life = hosts_[host].life + 1;
+  const auto finds_coordinator = [this, host](Host other) {
+    return reach(host, other) && listens(other) && now_ >= hosts_[other].paused_until;
+  };
+  hosts_[host].powered = true;
+  if (host == 0 && !finds_coordinator(1) && (endpoints_ < 3 || !finds_coordinator(2))) return;
+  note(host, "starts again");
+  hosts_[host] = {};
+  hosts_[host].life = life;
+  hosts_[host].asking_since = now_;
+  ask(host);
 }
 
 bool TakeoverSimulation::reach(Host a, Host b) const {
@@ -163,7 +190,7 @@ void TakeoverSimulation::connect(Host host, Host to) {
   note(host, "joins at h" + std::to_string(to));
   Program& program = hosts_[host];
   const std::size_t id = connections_.size();
-  connections_.push_back({host, to, id + 1, true, true, {}, {}});
+  connections_.push_back({host, to, id + 1, program.life, hosts_[to].life, true, true, {}, {}});
   program.connection = id;
   program.missed_beats = 0;
   Join join;
@@ -171,7 +198,7 @@ void TakeoverSimulation::connect(Host host, Host to) {
   join.min_nodes = settings_.min_nodes;
   join.max_nodes = settings_.max_nodes;
   join.former = program.former;
-  join.id = join.node;
+  join.id = join.node + " " + std::to_string(program.life);
   send(id, join);
   beat(host, id);
 }
@@ -201,6 +228,8 @@ void TakeoverSimulation::carry(std::size_t connection, bool to_node) {
   after(up_to(kDelay.count()), [this, connection, to_node] {
     Connection& each = connections_[connection];
     const Host receiver = to_node ? each.node : each.coordinator;
+    const int life = to_node ? each.node_life : each.coordinator_life;
+    if (life_of(receiver) != Life(receiver, life)) return;
     if (!hosts_[receiver].alive || !hosts_[each.node].powered || !hosts_[each.coordinator].powered) return;
     if (!reach(each.node, each.coordinator) || now_ < hosts_[receiver].paused_until)
       return now_ > calm_ + kCalm ? void() : carry(connection, to_node);
@@ -217,6 +246,9 @@ void TakeoverSimulation::carry(std::size_t connection, bool to_node) {
     each.to_coordinator.pop_front();
     if (!each.coordinator_open) return;
     auto& coordinator = *hosts_[receiver].coordinator;
+    LastRound& last = last_rounds_[life_of(receiver)];
+    last.failed = last.failed || (message && std::holds_alternative<Failed>(*message));
+    if (message && *message == NodeMessage(Succeeded{last.number})) last.succeeded.insert(each.node);
     if (message)
       coordinator.receive(each.id, *message, "10.0.0." + std::to_string(each.node), now_);
     else
@@ -232,7 +264,7 @@ void TakeoverSimulation::tick(Host host, int term) {
   deliver(host);
   if (coordinator.next_tick() == Time::max()) return;
   const auto wait = std::chrono::ceil<Milliseconds>(coordinator.next_tick() - now_);
-  on(host, std::clamp(wait, Milliseconds(1), Milliseconds(10)), [this, host, term] { tick(host, term); });
+  on(host, std::clamp(wait, Milliseconds(1), kTick), [this, host, term] { tick(host, term); });
 }
 
 void TakeoverSimulation::deliver(Host host) {
@@ -240,7 +272,13 @@ void TakeoverSimulation::deliver(Host host) {
     const std::size_t connection = id - 1;
     if (const auto* start = std::get_if<Start>(&message); start != nullptr && start->group_rank == 0)
       note_start(host, *start);
+    if (const auto* start = std::get_if<Start>(&message)) {
+      LastRound& last = last_rounds_[life_of(host)];
+      if (start->group_rank == 0) last = {start->number, {}, {}, last.failed};
+      last.members.insert(connections_[connection].node);
+    }
     if (const auto* end = std::get_if<End>(&message)) {
+      check_end(host, *end);
       succeeded_ = succeeded_ || end->exit_code == 0;
       note(host, "ends the job: " + end->reason);
     }
@@ -264,26 +302,37 @@ void TakeoverSimulation::hang_up(Host host) {
 void TakeoverSimulation::note_start(Host coordinator, const Start& start) {
   note(coordinator, "starts round " + std::to_string(start.number) + " of " +
                         std::to_string(start.group_world_size) + " nodes");
-  if (!has_started(coordinator) || starters_.back() == coordinator) return;
+  if (!has_started(life_of(coordinator)) || starters_.back() == life_of(coordinator)) return;
   // It has just woken, and does not know yet that it has lost its nodes.
-  on(coordinator, 2 * kNodeTimeout, [this, coordinator] {
+  on(coordinator, kNoticed, [this, coordinator] {
     if (!hosts_[coordinator].coordinator->ended()) throw BrokenPromise("two coordinators run rounds");
   });
 }
 
 /// A node has heard it. What only the coordinator's own node hears leads to nothing.
-void TakeoverSimulation::note_round(Host host, Host coordinator, int nodes) {
-  if ((host == coordinator && nodes > 1) || has_started(coordinator)) return;
+void TakeoverSimulation::note_round(Host host, Life coordinator, int nodes) {
+  if ((host == coordinator.first && nodes > 1) || has_started(coordinator)) return;
   starters_.push_back(coordinator);
   last_start_ = now_;
 }
 
+/// Whether the exit code has its cause.
+void TakeoverSimulation::check_end(Host coordinator, const End& end) const {
+  const LastRound& last = last_rounds_.at(life_of(coordinator));
+  const bool unused = end.reason.find("ended without this node") != std::string::npos;
+  if (end.exit_code == 0 && last.members != last.succeeded)
+    throw BrokenPromise("success before all nodes have succeeded");
+  if (end.exit_code == 1 && !last.failed) throw BrokenPromise("a failure that nobody has told");
+  if (end.exit_code == 125 && !disturbed_ && !unused) throw BrokenPromise("125 though nothing was lost");
+  if (end.exit_code != 0 && end.exit_code != 1 && end.exit_code != 125)
+    throw BrokenPromise("exit code " + std::to_string(end.exit_code));
+}
+
 /// Of a coordinator whose place another has taken.
 void TakeoverSimulation::check_workers() const {
-  if (starters_.size() < 2 || now_ < last_start_ + 3 * kNodeTimeout + kEnding) return;
+  if (starters_.size() < 2 || now_ < last_start_ + kSideBySide) return;
   for (const Program& program : hosts_) {
-    if (!program.alive || !program.running || now_ < program.paused_until + 3 * kNodeTimeout + kEnding)
-      continue;
+    if (!program.alive || !program.running || now_ < program.paused_until + kSideBySide) continue;
     const auto place = std::find(starters_.begin(), starters_.end(), program.running->first);
     if (place != starters_.end() && place + 1 != starters_.end())
       throw BrokenPromise("workers of a lost coordinator's round live on");
@@ -300,7 +349,7 @@ void TakeoverSimulation::check_progress() const {
     const Program& program = hosts_[host];
     if (!program.alive || program.over || program.refused) continue;
     waiting.push_back(&program);
-    if (listens(host) && has_started(host)) started = host;
+    if (listens(host) && has_started(life_of(host))) started = host;
     if (program.former.number > round) round = program.former.number, nodes = program.former.nodes;
     may_host = may_host || (host < endpoints_ && program.lost);
   }
@@ -330,8 +379,9 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     say_later(5, Leading{lead->round, 1});
   } else if (const auto* start = std::get_if<Start>(&message)) {
     const int round = start->number;
-    note_round(host, connections_[connection].coordinator, start->group_world_size);
-    program.running = {connections_[connection].coordinator, round};
+    const Life coordinator{connections_[connection].coordinator, connections_[connection].coordinator_life};
+    note_round(host, coordinator, start->group_world_size);
+    program.running = {coordinator, round};
     program.in_round = true, program.succeeded = false;
     program.former = {round, start->group_world_size, start->group_rank, start->restart_count,
                       false, start->restarts_used};
@@ -352,8 +402,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     });
   } else if (const auto* refused = std::get_if<Refused>(&message)) {
     refuse(host, connection, refused->reason);
-  } else if (std::holds_alternative<End>(message)) {
-    finish(host);
+  } else if (const auto* end = std::get_if<End>(&message)) {
+    finish(host, *end);
   }
 }
 
@@ -361,6 +411,10 @@ void TakeoverSimulation::refuse(Host host, std::size_t connection, const std::st
   note(host, "is refused: " + reason);
   connections_[connection].node_open = false;
   send(connection, {});
+  // The place is taken, by a program that has started again.
+  const bool again =
+      std::any_of(hosts_.begin(), hosts_.end(), [](const Program& each) { return each.life > 0; });
+  if (again && reason.find("comes too late") != std::string::npos) return finish(host);
   if (hosts_[host].joined) return lose(host, connection, /*hung_up=*/false);
   if (!hosts_[host].succeeded && reason.find("times soon after") == std::string::npos)
     throw BrokenPromise("refused: " + reason);
@@ -378,6 +432,8 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   program.connection.reset();
   const bool took_part = program.in_round || program.stands_by;
   if (took_part) program.lost = connections_[connection].coordinator;
+  // It would begin another job (docs/rendezvous.md): its user ends it.
+  if (host == 0 && program.life > 0 && !program.lost) return finish(host);
   program.hung_up = program.in_round && hung_up;
   program.joined = program.in_round = program.stands_by = program.asked_once = false;
   on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, took_part, &program] {  // its workers end
@@ -394,9 +450,11 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   });
 }
 
-void TakeoverSimulation::finish(Host host) {
+void TakeoverSimulation::finish(Host host, const std::optional<End>& end) {
   Program& program = hosts_[host];
-  note(host, "ends");
+  note(host, "ends with " + std::to_string(end ? end->exit_code : 125));
+  if (!end && !disturbed_ && program.former.number >= 0)
+    throw BrokenPromise("an end without a word though nothing was lost");
   program.over = true;
   program.running.reset();
   if (program.connection) {

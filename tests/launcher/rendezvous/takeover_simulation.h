@@ -4,9 +4,11 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <queue>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +20,12 @@ namespace ddprun::test {
 using namespace launcher;
 
 /// An elastic job, or one of a fixed size with a spare, of 2 to 6 hosts, of which some may have the
-/// coordinator one after the other, over a network that breaks in two, while hosts fall out, programs die and
-/// pause; all of it from one seed. The promises: once a coordinator's round has begun, one that was before it
-/// begins none, but where it has just woken: that one ends, with its nodes' workers, as soon as it has
-/// noticed; no node is sent away before it has succeeded; once nothing disturbs them, nodes that can go on do
-/// so long before
+/// coordinator one after the other, over a network that breaks in two, while hosts fall out, programs die,
+/// start again and pause; all of it from one seed. The promises: once a coordinator's round has begun, one
+/// that was before it begins none, but where it has just woken: that one ends, with its nodes' workers, as
+/// soon as it has noticed; no node is sent away before it has succeeded, but where one that has started again
+/// took its place; every exit code has its cause; once nothing disturbs them, nodes that can go on do so long
+/// before
 /// --join-timeout; and every program ends in time.
 class TakeoverSimulation {
  public:
@@ -39,17 +42,20 @@ class TakeoverSimulation {
   using Time = Coordinator::Time;
   using Milliseconds = std::chrono::milliseconds;
   using Host = std::size_t;
+  using Life = std::pair<Host, int>;  ///< of a host's programs, one after the other
 
   /// A TCP connection of a host to a coordinator. What is sent while the network is broken comes later.
   struct Connection {
     Host node, coordinator;
     Coordinator::NodeId id;
+    int node_life, coordinator_life;
     bool node_open = true, coordinator_open = true;
     std::deque<std::optional<NodeMessage>> to_coordinator;  ///< none: the connection's end
     std::deque<std::optional<CoordinatorMessage>> to_node;
   };
   struct Program {
     bool alive = true, powered = true, over = false;
+    int life = 0;
     Time paused_until;
     std::optional<Coordinator> coordinator;
     int term = 0;                           ///< of the coordinators here
@@ -62,8 +68,13 @@ class TakeoverSimulation {
     bool succeeded = false, hung_up = false, asked_once = false, asked_all = false;
     Time asking_since, asking_again_since;  ///< as the NodeSupervisor's
     FormerRound former;
-    std::optional<std::pair<Host, int>> running;  ///< whose round its workers are of
+    std::optional<std::pair<Life, int>> running;  ///< whose round its workers are of
     int missed_beats = 0;
+  };
+  struct LastRound {
+    int number = -1;
+    std::set<Host> members, succeeded;
+    bool failed = false;  ///< it or one before
   };
   struct Event {
     Time time;
@@ -83,9 +94,11 @@ class TakeoverSimulation {
 
   void disturb();
   void kill(Host host, bool with_power);
+  void start_again(Host host);
   bool reach(Host a, Host b) const;
   bool listens(Host host) const;
-  bool has_started(Host host) const { return std::count(starters_.begin(), starters_.end(), host) > 0; }
+  Life life_of(Host host) const { return {host, hosts_[host].life}; }
+  bool has_started(Life life) const { return std::count(starters_.begin(), starters_.end(), life) > 0; }
 
   void ask(Host host);
   void ask_next(Host host, Milliseconds pause);
@@ -96,12 +109,13 @@ class TakeoverSimulation {
   void hear(Host host, std::size_t connection, const CoordinatorMessage& message);
   void lose(Host host, std::size_t connection, bool hung_up);
   void refuse(Host host, std::size_t connection, const std::string& reason);
-  void finish(Host host);
+  void finish(Host host, const std::optional<End>& end = {});
   void tick(Host host, int term);
   void deliver(Host host);
   void hang_up(Host host);
   void note_start(Host coordinator, const Start& start);
-  void note_round(Host host, Host coordinator, int nodes);
+  void note_round(Host host, Life coordinator, int nodes);
+  void check_end(Host coordinator, const End& end) const;
   void check_workers() const;
   void check_progress() const;
 
@@ -115,7 +129,9 @@ class TakeoverSimulation {
   std::deque<Connection> connections_;
   std::priority_queue<Event> events_;
   std::size_t next_order_ = 0;
-  std::vector<Host> starters_;  ///< coordinators that have started rounds, in this order
+  std::vector<Life> starters_;             ///< coordinators that have started rounds, in this order
+  std::map<Life, LastRound> last_rounds_;  ///< of each coordinator
+  bool disturbed_ = false;
   bool succeeded_ = false;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <string>
 #include <utility>
 
@@ -18,19 +17,16 @@
 namespace ddprun::train {
 namespace {
 
-/// How advanced a state is; none comes first.
-std::vector<std::int64_t> place_of(const std::optional<TrainingState>& state, int progress) {
+Place place_of(const std::optional<TrainingState>& state, int progress) {
   if (!state) return {};
   return {state->position.epoch, state->position.samples, state->step, progress};
 }
 
-nlohmann::json head_of(const RunMemory& memory, const std::vector<std::int64_t>& place) {
+nlohmann::json head_of(const RunMemory& memory, const Place& place) {
   return {{"folder", memory.folder.string()}, {"begun", memory.begun}, {"place", place}};
 }
 
-std::vector<std::int64_t> place_in(const nlohmann::json& head) {
-  return head["place"].get<std::vector<std::int64_t>>();
-}
+Place place_in(const nlohmann::json& head) { return head["place"].get<Place>(); }
 
 /// The source's bytes, on every rank.
 std::string broadcast_bytes(const ddp::ProcessGroup& group, std::string bytes, int source) {
@@ -147,7 +143,7 @@ std::vector<MemoryFile*> RunMemory::files() const {
   return all;
 }
 
-bool RunMemory::saved_later(const ddp::ProcessGroup& group, const std::vector<std::int64_t>& place) const {
+bool RunMemory::saved_later(const ddp::ProcessGroup& group, const Place& place) const {
   bool later = false;
   if (group.rank() == 0) {
     const auto saved = find_resume(folder, [](const auto&, const auto&) {});
@@ -156,31 +152,23 @@ bool RunMemory::saved_later(const ddp::ProcessGroup& group, const std::vector<st
   return ddp::any_rank_true(group, later);
 }
 
-RunMemory::Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
+Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
   auto own = nlohmann::json::array({head_of(*this, {})});
   for (const auto* each : files())
     for (const auto& head : each->heads()) own.push_back(nlohmann::json::parse(head));
-  std::map<std::int64_t, Parts> kept;  // by number
+  std::vector<std::vector<PartHead>> held;
   next_part = 0;
-  int holder = 0;
   for (const auto& text : ddp::all_gather(group, own.dump())) {
     const auto heads = nlohmann::json::parse(text).get<std::vector<nlohmann::json>>();
     take_over(heads);
+    held.emplace_back();
     for (const auto& head : heads) {
       const auto number = head.value("number", std::int64_t{-1});
       next_part = std::max(next_part, number + 1);
-      if (number < 0 || head["ranks"] != group.size()) continue;
-      const int rank = head["rank"];
-      auto& [_, place, holders] = kept[number];
-      place = place_in(head);
-      const auto found = holders.try_emplace(rank, holder).first;
-      if (rank == holder) found->second = holder;  // prefers its own
+      if (number >= 0) held.back().push_back({number, head["rank"], head["ranks"], place_in(head)});
     }
-    ++holder;
   }
-  for (auto& [number, parts_of] : std::views::reverse(kept))
-    if (parts_of.number = number; static_cast<int>(parts_of.holders.size()) == group.size()) return parts_of;
-  return {};
+  return choose_parts(held);
 }
 
 void RunMemory::share_parts(const ddp::ProcessGroup& group) {
@@ -221,17 +209,17 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   const auto kept = file && !state ? file->read() : std::nullopt;
   if (kept) (head = nlohmann::json::parse(kept->head))["kept"] = true;
   std::vector<nlohmann::json> all;
-  for (const auto& text : ddp::all_gather(group, head.dump())) all.push_back(nlohmann::json::parse(text));
+  std::vector<Offer> offers;
+  for (const auto& text : ddp::all_gather(group, head.dump())) {
+    all.push_back(nlohmann::json::parse(text));
+    offers.push_back({place_in(all.back()), all.back().contains("kept")});
+  }
   take_over(all);
-  const auto newest = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return place_in(a) < place_in(b);  // the first of equal ones
-  });
-  if (place_in(*newest).empty()) return;
-  if (newest->contains("kept") && saved_later(group, place_in(*newest))) return state.reset();
+  const auto source = choose_source(offers, [&](const Place& place) { return saved_later(group, place); });
+  if (!source) return state.reset();
   const auto own = state;  // kept until all have it
-  const int source = static_cast<int>(newest - all.begin());
-  if (group.rank() == source && !own) state = unpickled(kept->state);
-  state = broadcast_state(group, state, source);
+  if (group.rank() == *source && !own) state = unpickled(kept->state);
+  state = broadcast_state(group, state, *source);
   progress = 0;
   if (group.rank() != 0) return;
   // State that only rank 0 keeps.

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include <ddprun/group/process_group.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/choose_source.h>
 #include <ddprun/train/state/ledger.h>
 #include <ddprun/train/state/memory_file.h>
 #include <ddprun/train/state/part_copies.h>
@@ -65,15 +65,9 @@ struct RunMemory {
   void share(const ddp::ProcessGroup& group);
 
  private:
-  /// Which rank holds each rank's part.
-  struct Parts {
-    std::int64_t number = -1;
-    std::vector<std::int64_t> place;
-    std::map<int, int> holders;
-  };
   std::vector<MemoryFile*> files() const;
   void take_over(const std::vector<nlohmann::json>& heads);
-  bool saved_later(const ddp::ProcessGroup& group, const std::vector<std::int64_t>& place) const;
+  bool saved_later(const ddp::ProcessGroup& group, const Place& place) const;
   Parts find_parts(const ddp::ProcessGroup& group);
   void share_parts(const ddp::ProcessGroup& group);
 };
