@@ -271,7 +271,7 @@ void StepsSimulation::step(int rank) {
 /// Trainer::act_after_step().
 void StepsSimulation::agree(int rank) {
   Contribution own;
-  own.flag = parts_ && keep_every_ == 0 && idle(rank) && !at(rank).copies_failed && chance(70);
+  own.flag = parts_ && keep_every_ == 0 && idle(rank) && chance(70);
   if (!go_on_if(rank, take_part(rank, Phase::kAgreeing, own))) return;
   at(rank).agreed =
       std::ranges::all_of(last_collective(at(rank)).of, [](const auto& each) { return each->flag; });
