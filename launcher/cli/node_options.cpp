@@ -263,8 +263,10 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   const auto step = job_step(values, environment);
   if (step) {
     const int wanted = step->tasks - nodes.spares;
-    if (wanted < 1)
-      values.reject("spares", "fewer than the step's " + std::to_string(step->tasks) + " tasks");
+    if (nodes.spares > 0 && wanted < 2)
+      values.reject("spares", "at most " + std::to_string(step->tasks - 2) +
+                                  ", for the job takes two of the step's " + std::to_string(step->tasks) +
+                                  " tasks");
     counts = {wanted, wanted};
   }
   if (!standalone) std::tie(nodes.min_nodes, nodes.max_nodes) = counts;

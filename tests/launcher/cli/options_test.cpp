@@ -36,7 +36,7 @@ Options parse_variables(const std::map<std::string, std::string>& variables, con
   });
 }
 
-TEST_CASE("--recover=rank has no effect without restarts or spares", "[options]") {
+TEST_CASE("without restarts or spares --recover=rank has no effect", "[options]") {
   CHECK(parse({"--recover=rank"}).notes == Words{"--recover=rank has no effect without --max-restarts"});
   CHECK(parse({"--recover=rank", "--nnodes=2", "--spares=1", "--rdzv-endpoint=node0"}).notes.empty());
 }

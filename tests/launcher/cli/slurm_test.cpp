@@ -181,13 +181,22 @@ TEST_CASE("with one task a node each is a node of the job", "[slurm]") {
 }
 
 TEST_CASE("with spares the step's next nodes may take the coordinator's place", "[slurm]") {
-  const auto successors = [](std::vector<std::string> flags) {
-    return parse_steps(std::move(flags), one_task(0)).nodes.successors;
-  };
-  CHECK(successors({"--nproc-per-node=4"}).empty());
-  const auto with_spare = successors({"--nproc-per-node=4", "--spares=1", "--recover=rank"});
-  REQUIRE(with_spare.size() == 1);
-  CHECK(with_spare[0] == Endpoint{"n2", 20000 + 6 * 131 + 3});
+  auto three = one_task(0);
+  for (const auto& [name, value] : Variables{{"SLURM_STEP_NUM_NODES", "3"},
+                                             {"SLURM_STEP_NUM_TASKS", "3"},
+                                             {"SLURM_NTASKS", "3"},
+                                             {"SLURM_STEP_TASKS_PER_NODE", "1(x3)"},
+                                             {"SLURM_STEP_NODELIST", "n[1-3]"}})
+    three[name] = value;
+  CHECK(parse_steps({}, three).nodes.successors.empty());
+  const auto nodes = parse_steps({"--spares=1", "--recover=rank"}, three).nodes;
+  CHECK(nodes.min_nodes == 2);
+  CHECK(nodes.max_nodes == 2);
+  const int port = 20000 + 6 * 131 + 3;
+  CHECK(nodes.successors == std::vector<Endpoint>{{"n2", port}, {"n3", port}});
+  CHECK_THROWS_WITH(
+      parse_steps({"--spares=2"}, three),
+      ContainsSubstring("--spares: expected at most 1, for the job takes two of the step's 3 tasks"));
 }
 
 TEST_CASE("with several tasks a node each is a worker", "[slurm]") {
