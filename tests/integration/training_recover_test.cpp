@@ -436,8 +436,9 @@ TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", 
   const TempDir dir;
   // It begins to compress after 1000 steps, in epoch 4.
   const std::vector<std::string> flags = {
-      "--comm-hook=powersgd",   "--batch-size=1",   "--epochs=5",       "--limit-val=50",
-      "--val-every-steps=1000", "--log-interval=4", "--max-steps=1240", "--memory-checkpoint-every=4"};
+      "--comm-hook=powersgd",         "--batch-size=1",   "--epochs=5",       "--limit-val=50",
+      "--val-every-steps=1000",       "--log-interval=4", "--max-steps=1240", "--memory-checkpoint-every=4",
+      "--checkpoint-every-steps=5000"};
   const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
   Child undisturbed(recovering(2, whole, flags));
   REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
