@@ -7,7 +7,11 @@ namespace {
 
 TEST_CASE("no completed step is lost or done twice, whenever ranks are killed", "[steps]") {
   int recoveries = 0, repeated = 0;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr unsigned kTrainings = 2'000;  // ten times as slow
+#else
   constexpr unsigned kTrainings = 20'000;
+#endif
   for (unsigned seed = 1; seed <= kTrainings; ++seed) {
     StepsSimulation simulation(seed, nullptr);
     try {
