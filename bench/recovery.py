@@ -2,7 +2,7 @@
 """What a lost rank costs: SIGKILL of one rank of two, or of both, in an MNIST training. Prints a table in Markdown.
 
 usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3] [--ft-launcher ft_launcher]
-                   [--torchft PYTHON]
+                   [--torchft PYTHON] [--limit 60] [--cases TEXT]
 
 Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed and, for root, on two nodes and a spare, the
 worker and a Python program restarted as a whole from a checkpoint every 5 steps and, if they are given, the Python program under torchrun and
@@ -12,7 +12,8 @@ under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python t
     peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
     peers/bin/pip install defusedxml psutil packaging pyyaml opentelemetry-sdk opentelemetry-exporter-otlp
 
-Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), and the repeated steps.
+Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), the repeated steps, and how often
+the job hung (no step for --limit seconds; then it starts over).
 With --goodput SECONDS, compares a fault at that interval with none over the same number of steps. With --cost PAIRS, compares the CPU
 seconds of 100 steps with and without --recover=rank, without faults: both jobs run at once, on a core each, and swap cores.
 """
@@ -154,28 +155,34 @@ def cases(arguments, every=5):
     return found
 
 
-def measure(make_command, ranks, kills):
-    """For each kill: seconds to the launcher's first line about it (if any) and to the next new step, and repeated steps."""
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job([str(word) for word in make_command(pathlib.Path(folder), 100000)], environment(), pathlib.Path(folder) / "events")
-        for kill in range(kills):
-            begin = job.newest() if kill else 0
-            if job.wait_beyond(begin + 12) is None:
-                sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
-            if kill:
-                time.sleep(max(0, new + 3 - time.monotonic()))  # another process stands by
-            pids, before, at = job.ranks(), job.newest(), time.monotonic()
-            for rank in range(ranks):
-                os.kill(pids[1 - rank], signal.SIGKILL)
-            new = job.wait_beyond(before)
+def measure(make_command, ranks, kills, limit):
+    """For each kill: seconds to the launcher's first line about it (if any) and to the next new step, and repeated steps. And how often the job hung
+    for `limit` seconds; then another begins."""
+    results, hung = [], 0
+    while len(results) + hung < kills:
+        with tempfile.TemporaryDirectory() as folder:
+            job, new = Job([str(word) for word in make_command(pathlib.Path(folder), 100000)], environment(), pathlib.Path(folder) / "events"), None
+            while len(results) + hung < kills:
+                if job.wait_beyond(job.newest() + 12, limit) is None:
+                    new = None
+                    break
+                if new:
+                    time.sleep(max(0, new + 3 - time.monotonic()))  # another process stands by
+                pids, before, at = job.ranks(), job.newest(), time.monotonic()
+                for rank in range(ranks):
+                    os.kill(pids[1 - rank], signal.SIGKILL)
+                new = job.wait_beyond(before, limit)
+                if new is None:
+                    break
+                told = next((when - at for when, line in job.lines if when > at and re.search("fail|SIGKILL|-9", line)), None)
+                again = [step for when, step in job.steps if at < when < new]
+                results.append((told, new - at, len([step for step in again if step <= before])))
             if new is None:
-                sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
-            told = next((when - at for when, line in job.lines if when > at and re.search("fail|SIGKILL|-9", line)), None)
-            again = [step for when, step in job.steps if at < when < new]
-            results.append((told, new - at, len([step for step in again if step <= before])))
-        job.end()
-    return results
+                if job.process.poll() is not None:
+                    sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
+                hung += 1
+            job.end()
+    return results, hung
 
 
 def goodput(make_command, gap, steps):
@@ -224,6 +231,10 @@ def cost(arguments, steps=100):
     return ratios
 
 
+def median(values):
+    return statistics.median(values) if values else 0
+
+
 def add_arguments(parser):
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
@@ -239,6 +250,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=8)
     add_arguments(parser)
+    parser.add_argument("--limit", type=float, default=60, help="seconds without a step, then the job counts as hung")
     parser.add_argument("--goodput", type=float, default=0, help="seconds between faults")
     parser.add_argument("--steps", type=int, default=900, help="of --goodput")
     parser.add_argument("--cost", type=int, default=0, help="pairs of runs without faults")
@@ -259,13 +271,14 @@ def main():
             disturbed, faults = goodput(make_command, arguments.goodput, arguments.steps)
             print(f"| {name} | {plain:.1f} | {disturbed:.1f} | {faults} | {100 * plain / disturbed:.0f} % |", flush=True)
         return
-    print("| | first word of it, ms | next new step, ms | longest | steps done again |\n|---|---|---|---|---|")
+    print("| | first word of it, ms | next new step, ms | longest | steps done again | hung |\n|---|---|---|---|---|---|")
     for name, (make_command, ranks) in wanted.items():
-        results = measure(make_command, ranks, arguments.kills)
-        told = [result[0] for result in results if result[0] is not None]
-        new = [result[1] for result in results]
-        print("| %s | %s | %.0f | %.0f | %g |" % (name, "%.0f" % (1000 * statistics.median(told)) if told else "-", 1000 * statistics.median(new),
-                                                 1000 * max(new), statistics.median(result[2] for result in results)), flush=True)
+        results, hung = measure(make_command, ranks, arguments.kills, arguments.limit)
+        told = [1000 * result[0] for result in results if result[0] is not None]
+        new = [1000 * result[1] for result in results]
+        row = [name, *("%.0f" % value if value else "-" for value in (median(told), median(new), max(new, default=0))),
+               "%g" % median([result[2] for result in results]), "%d of %d" % (hung, arguments.kills)]
+        print("| " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":
