@@ -1,6 +1,6 @@
 // A program on ddprun::run, for training_recover_test.cpp: a small network with dropout, whose steps take a
 // moment. Rank 0 prints each step and writes checkpoints to the path that it is given, before the optimizer's
-// name.
+// name; "batch norm": with a layer of that kind, and Adam.
 #include <ddprun/runtime.h>
 #include <torch/torch.h>
 
@@ -21,16 +21,23 @@ struct Numbers {
 };
 
 struct Net : torch::nn::Module {
+  explicit Net(bool normalizes) {
+    if (normalizes) norm = register_module("norm", torch::nn::BatchNorm1d(32));
+  }
   torch::Tensor forward(const torch::Tensor& x) {
-    return output(torch::dropout(torch::tanh(hidden(x)), 0.2, is_training()));
+    auto features = torch::tanh(hidden(x));
+    if (norm) features = norm(features);
+    return output(torch::dropout(features, 0.2, is_training()));
   }
   torch::nn::Linear hidden{register_module("hidden", torch::nn::Linear(3, 32))};
   torch::nn::Linear output{register_module("output", torch::nn::Linear(32, 1))};
+  torch::nn::BatchNorm1d norm{nullptr};
 };
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, Net& model) {
   if (name == "sgd") return std::make_unique<torch::optim::SGD>(model.parameters(), 1e-2);
-  if (name == "adam") return std::make_unique<torch::optim::Adam>(model.parameters(), 1e-2);
+  if (name == "adam" || name == "batch norm")
+    return std::make_unique<torch::optim::Adam>(model.parameters(), 1e-2);
   return ddprun::train::make_optimizer({.kind = ddprun::train::OptimizerKind::kAdamW, .lr = 1e-2},
                                        {{model.parameters()}});
 }
@@ -45,7 +52,7 @@ int main(int argc, char** argv) {
     const auto drawn = torch::rand({1}).item<double>();  // such as a split of the data
     if (ctx.all_reduce(drawn, ddprun::Op::kMin) != ctx.all_reduce(drawn, ddprun::Op::kMax))
       throw std::runtime_error("expected the same random numbers on all ranks");
-    ddprun::DistributedDataParallel<Net> model(ctx, Net());
+    ddprun::DistributedDataParallel<Net> model(ctx, Net(name == "batch norm"));
     const auto made = make_optimizer(name, model.module());
     auto& optimizer = *made;
     ddprun::DataLoader loader(ctx, Numbers(), {.batch_size = 8});
