@@ -16,7 +16,7 @@
 #include "launcher/job/job_monitor.h"
 #include "launcher/plan/redact.h"
 #include "launcher/rendezvous/listen.h"
-#include "launcher/rendezvous/succession.h"
+#include "launcher/rendezvous/membership.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -47,10 +47,20 @@ std::string known_by(const Options& options) {
   return shortened(text, kMostShown) + " " + boost::uuids::to_string(digest(text));
 }
 
+std::vector<Endpoint> all_endpoints(const NodesOptions& nodes) {
+  std::vector<Endpoint> all = {nodes.endpoint};
+  all.insert(all.end(), nodes.successors.begin(), nodes.successors.end());
+  return all;
+}
+
 class NodeSupervisor {
  public:
   NodeSupervisor(Job& job, NodeConnections& connections, JobRecord& record)
-      : job_(job), nodes_(job.options.nodes), connections_(connections), record_(record) {}
+      : job_(job),
+        nodes_(job.options.nodes),
+        connections_(connections),
+        record_(record),
+        membership_(nodes_, job.options.restart, all_endpoints(nodes_), Clock::now()) {}
 
   asio::awaitable<RunResult> run() {
     connect();
@@ -70,31 +80,27 @@ class NodeSupervisor {
  private:
   NodeLink& link() { return connections_.links.back(); }
 
-  /// hung_up  the coordinator of this node's last round
-  void connect(bool hung_up = false) {
+  void connect() {
     NodeLink::Settings settings;
-    std::vector<Endpoint> endpoints = {nodes_.endpoint};
-    endpoints.insert(endpoints.end(), nodes_.successors.begin(), nodes_.successors.end());
-    settings.endpoints = in_order_of_asking(std::move(endpoints), lost_);
-    settings.join = {job_.run_id,       name_of_node(nodes_), nodes_.node_rank,
-                     nodes_.min_nodes,  nodes_.max_nodes,     job_.workers,
-                     nodes_.local_addr, job_.options.role,    known_by(job_.options),
-                     former_,           job_.job_id};
-    if (hung_up) settings.former_coordinator = lost_;
+    settings.endpoints = membership_.endpoints();
+    settings.join = {job_.run_id,          name_of_node(nodes_), nodes_.node_rank,
+                     nodes_.min_nodes,     nodes_.max_nodes,     job_.workers,
+                     nodes_.local_addr,    job_.options.role,    known_by(job_.options),
+                     membership_.former(), job_.job_id};
+    settings.former_coordinator = membership_.may_have_ended();
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
-    settings.since = asking_since_;
-    settings.after_loss = lost_.has_value();
-    if (lost_) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
+    settings.since = membership_.asking_since();
+    settings.after_loss = membership_.lost().has_value();
+    if (settings.after_loss) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
                                         NodeLink::Settings& link) {
       job_.monitor->set_nodes(name_of_node(nodes_), link.endpoints[place].host);
       if (connections_.server() != nullptr) return;
       link.instead.clear();
       link.fail_unless_greeted = false;
-      const bool wanted = lost_ || nodes_.is_host.value_or(true);
-      const auto since_loss = lost_ ? std::optional(Clock::now() - asking_again_since_) : std::nullopt;
-      if (wanted && may_host(place, link.endpoints.size(), since_loss, asked_all, nodes_.node_timeout))
+      const bool wanted = membership_.lost() || nodes_.is_host.value_or(true);
+      if (wanted && membership_.may_host(place, asked_all, Clock::now()))
         host(link.endpoints[place], addresses, link);
     };
     settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
@@ -104,8 +110,9 @@ class NodeSupervisor {
   /// Starts the coordinator here, if this is its host and nobody else has started it.
   void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
             NodeLink::Settings& link) {
-    Listening listening = listen_at(endpoint, addresses, /*required=*/!lost_ && nodes_.is_host.has_value());
-    link.fail_unless_greeted = listening.taken && !lost_;
+    const bool lost = membership_.lost().has_value();
+    Listening listening = listen_at(endpoint, addresses, /*required=*/!lost && nodes_.is_host.has_value());
+    link.fail_unless_greeted = listening.taken && !lost;
     if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
       link.greeting_timeout = kStrangersGreeting;
     if (!listening.advertised.empty() && link.join.address.empty()) {
@@ -135,33 +142,27 @@ class NodeSupervisor {
         job_.io,
         CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
                             job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
-                            lost_ ? std::optional(asking_since_) : std::nullopt},
+                            lost ? std::optional(membership_.asking_since()) : std::nullopt},
         nodes_.token, std::move(listening.sockets), std::move(listen_again));
     server.on_all_gone([this] { job_.events.push(PeerEvent{}); });
     job_.monitor->gather();
     server.on_summary(
         [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
-    if (lost_) log_info("this node has the coordinator now, at " + to_string(endpoint));
+    if (lost) log_info("this node has the coordinator now, at " + to_string(endpoint));
   }
 
   /// Looks for the job's coordinator, perhaps another one. False if there will be none.
   bool look_again(const std::string& reason, bool hung_up) {
-    const auto window = job_.options.restart.window;
-    if (in_round_ && window && Clock::now() - round_since_ >= *window) former_.restarts_used = 0;
-    const bool goes_on =
-        nodes_.elastic() || nodes_.spares > 0 || former_.restarts_used < job_.options.restart.max_restarts;
     const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
-    if (nodes_.successors.empty() || !goes_on || ended_here || !link().was_connected()) return false;
-    former_ = link().former().number == former_.number ? link().former() : former_;
-    if (in_round_ || stands_by_) {
+    const bool is_member = membership_.is_member();
+    if (ended_here || !link().was_connected() ||
+        !membership_.look_again(link().endpoint(), link().former(), hung_up, Clock::now()))
+      return false;
+    if (is_member) {
       log_once(reason, log_warning);
       log_info("looking for the node that takes the coordinator's place");
-      lost_ = link().endpoint();
-      asking_since_ = Clock::now();
     }
-    stands_by_ = false;
-    asking_again_since_ = Clock::now();
-    connect(std::exchange(in_round_, false) && hung_up);
+    connect();
     return true;
   }
 
@@ -255,10 +256,7 @@ class NodeSupervisor {
     if (round.master_addr.empty())
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = round.number;
-    in_round_ = true;
-    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count,
-               false,        start.restarts_used};
-    round_since_ = Clock::now();
+    membership_.take(start, Clock::now());
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
     return round;
@@ -364,7 +362,7 @@ class NodeSupervisor {
   }
 
   void log_waiting(const Waiting& waiting) {
-    stands_by_ = waiting.spare;
+    membership_.take(waiting);
     if (waiting.spare) {
       log_info("the job has all its nodes: standing by to replace a lost one");
     } else if (waiting.present < waiting.min_nodes) {
@@ -400,15 +398,9 @@ class NodeSupervisor {
   JobRecord& record_;
   OomWatch oom_;
   std::optional<HeldPort> port_;
-  int round_ = 0;       ///< the last one heard of; the workers may be of an earlier one (Lead)
-  FormerRound former_;  ///< the last round
-  Clock::time_point round_since_;
-  bool in_round_ = false;  ///< since this node came to its coordinator
-  bool stands_by_ = false;
-  std::optional<Endpoint> lost_;  ///< endpoint of the last coordinator lost while its job ran
-  Clock::time_point asking_since_ = Clock::now();  ///< since that loss, or the start
-  Clock::time_point asking_again_since_;           ///< since the last connection ended
-  std::string last_reason_;                        ///< the last reason for an end that the user saw
+  int round_ = 0;  ///< the last one heard of; the workers may be of an earlier one (Lead)
+  Membership membership_;
+  std::string last_reason_;  ///< the last reason for an end that the user saw
 };
 
 }  // namespace

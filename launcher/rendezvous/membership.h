@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/endpoint.h"
+#include "launcher/rendezvous/message.h"
+#include "launcher/rendezvous/restart_policy.h"
 
 namespace ddprun::launcher {
 
@@ -39,5 +43,73 @@ inline bool may_host(std::size_t place, std::size_t endpoints,
 inline std::chrono::milliseconds connect_timeout_after_loss(std::chrono::milliseconds node_timeout) {
   return std::min(node_timeout / 4, std::chrono::milliseconds(5'000));
 }
+
+/// A node's part in a job, whoever has the coordinator: what it tells the next one, and where it looks for
+/// it.
+class Membership {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  /// endpoints  the job's first one and its successors
+  /// now        the beginning of the search for the coordinator
+  Membership(const MeetingRules& rules, const RestartSettings& restarts, std::vector<Endpoint> endpoints,
+             Time now)
+      : rules_(&rules), restarts_(&restarts), endpoints_(std::move(endpoints)), asking_since_(now) {}
+
+  void take(const Waiting& waiting) { stands_by_ = waiting.spare; }
+  void take(const Start& start, Time now) {
+    in_round_ = true;
+    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count,
+               false,        start.restarts_used};
+    round_since_ = now;
+  }
+
+  /// Whether the node takes part or stands by, so that a lost coordinator has to be replaced.
+  bool is_member() const { return in_round_ || stands_by_; }
+
+  /// The coordinator at that endpoint is lost, or does not want this node. False: the node's job ends with
+  /// it.
+  ///
+  /// told     what the node told that coordinator when it joined
+  /// hung_up  the connection ended; if false, nothing was heard for too long
+  bool look_again(const Endpoint& coordinator, const FormerRound& told, bool hung_up, Time now) {
+    if (in_round_ && restarts_->window && now - round_since_ >= *restarts_->window) former_.restarts_used = 0;
+    const bool goes_on = rules_->min_nodes < rules_->max_nodes || rules_->spares > 0 ||
+                         former_.restarts_used < restarts_->max_restarts;
+    if (endpoints_.size() < 2 || !goes_on) return false;
+    if (told.number == former_.number) former_ = told;
+    if (is_member()) lost_ = coordinator, asking_since_ = now;
+    may_have_ended_ = std::exchange(in_round_, false) && hung_up ? lost_ : std::nullopt;
+    stands_by_ = false;
+    asking_again_since_ = now;
+    return true;
+  }
+
+  std::vector<Endpoint> endpoints() const { return in_order_of_asking(endpoints_, lost_); }
+
+  /// As the function; place and asked_all count since the last look_again().
+  bool may_host(std::size_t place, bool asked_all, Time now) const {
+    const auto since_loss = lost_ ? std::optional(now - asking_again_since_) : std::nullopt;
+    return launcher::may_host(place, endpoints_.size(), since_loss, asked_all, rules_->node_timeout);
+  }
+
+  const FormerRound& former() const { return former_; }  ///< the last round
+  /// Where the last coordinator was lost while this node was its member.
+  const std::optional<Endpoint>& lost() const { return lost_; }
+  /// lost(), if its ddprun may have ended, as its connection did.
+  const std::optional<Endpoint>& may_have_ended() const { return may_have_ended_; }
+  Time asking_since() const { return asking_since_; }  ///< since that loss, or the start
+
+ private:
+  const MeetingRules* rules_;
+  const RestartSettings* restarts_;
+  std::vector<Endpoint> endpoints_;
+  FormerRound former_;
+  Time round_since_;
+  bool in_round_ = false;  ///< since this node came to its coordinator
+  bool stands_by_ = false;
+  std::optional<Endpoint> lost_, may_have_ended_;
+  Time asking_since_, asking_again_since_;
+};
 
 }  // namespace ddprun::launcher

@@ -1,7 +1,7 @@
 #include <csignal>
 
 #include "launcher/rendezvous/coordinator.h"
-#include "launcher/rendezvous/succession.h"
+#include "launcher/rendezvous/membership.h"
 #include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // A coordinator takes the place of a lost one.
@@ -257,6 +257,49 @@ TEST_CASE("a node asks for the coordinator first where one may have taken over",
   CHECK(may_host(1, 3, 0s, true, 10s));
   CHECK_FALSE(may_host(2, 3, 19s, true, 10s));
   CHECK(may_host(2, 3, 20s, true, 10s));
+}
+
+TEST_CASE("a node whose coordinator is lost looks for the next one while it may take part", "[takeover]") {
+  const Endpoint a{"a", 1}, b{"b", 1};
+  const Membership::Time begin{}, later = begin + 60s;
+  MeetingRules rules;
+  RestartSettings restarts;
+  const auto in_round = [&](int restarts_used) {
+    Membership membership(rules, restarts, {a, b}, begin);
+    Start start;
+    start.number = 4;
+    start.restarts_used = restarts_used;
+    membership.take(start, begin);
+    return membership;
+  };
+  CHECK_FALSE(in_round(0).look_again(a, {}, true, later));  // no restart is left
+  restarts.max_restarts = 1;
+  auto member = in_round(0);
+  REQUIRE(member.look_again(a, {}, /*hung_up=*/true, later));
+  CHECK(member.lost() == a);
+  CHECK(member.may_have_ended() == a);
+  CHECK(member.asking_since() == later);
+  CHECK(member.former().number == 4);
+  FormerRound told = member.former();
+  told.nobody_listens = true;
+  REQUIRE(member.look_again(b, told, /*hung_up=*/true, later + 1s));  // b has not taken it in
+  CHECK(member.lost() == a);
+  CHECK_FALSE(member.may_have_ended());
+  CHECK(member.former().nobody_listens);
+
+  CHECK_FALSE(in_round(1).look_again(a, {}, true, later));
+  restarts.window = 60s;
+  auto rested = in_round(1);
+  REQUIRE(rested.look_again(a, {}, /*hung_up=*/false, later));
+  CHECK(rested.former().restarts_used == 0);
+  CHECK_FALSE(rested.may_have_ended());  // it may only be cut off
+  restarts.window.reset();
+  rules.spares = 1;
+  CHECK(in_round(1).look_again(a, {}, false, later));
+
+  Membership alone(rules, restarts, {a}, begin);
+  alone.take(Waiting{});
+  CHECK_FALSE(alone.look_again(a, {}, true, later));
 }
 
 TEST_CASE("the first successor has asked silent hosts twice before the second one's turn") {

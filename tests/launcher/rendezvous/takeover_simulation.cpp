@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "launcher/rendezvous/succession.h"
-
 namespace ddprun::test {
 using namespace launcher;
 namespace {
@@ -26,6 +24,7 @@ constexpr milliseconds kCalm = 3 * kJoinTimeout;
 constexpr milliseconds kSettled = kPause + 20 * kNodeTimeout;  // the last round has ended
 
 Endpoint endpoint_of(std::size_t host) { return {"h" + std::to_string(host), 29400}; }
+std::size_t host_of(const Endpoint& endpoint) { return std::stoul(endpoint.host.substr(1)); }
 
 }  // namespace
 
@@ -67,10 +66,7 @@ void TakeoverSimulation::note(Host host, const std::string& line) {
 
 void TakeoverSimulation::run() {
   for (Host host = 0; host < hosts_.size(); ++host)
-    on(host, up_to(chance(80) ? 20 : 400), [this, host] {
-      hosts_[host].asking_since = now_;
-      ask(host);
-    });
+    on(host, up_to(chance(80) ? 20 : 400), [this, host] { begin(host); });
   for (unsigned i = below(8); i > 0; --i)
     after(up_to(static_cast<unsigned>(kDisturbed.count())), [this] { disturb(); });
   after(kDisturbed, [this] { std::fill(side_.begin(), side_.end(), 0); });
@@ -135,8 +131,7 @@ void TakeoverSimulation::start_again(Host host) {
   note(host, "starts again");
   hosts_[host] = {};
   hosts_[host].life = life;
-  hosts_[host].asking_since = now_;
-  ask(host);
+  begin(host);
 }
 
 bool TakeoverSimulation::reach(Host a, Host b) const {
@@ -148,40 +143,50 @@ bool TakeoverSimulation::listens(Host host) const {
   return hosts_[host].alive && coordinator && !coordinator->ended() && !coordinator->resigned();
 }
 
+void TakeoverSimulation::begin(Host host) {
+  std::vector<Endpoint> all;
+  for (Host each = 0; each < endpoints_; ++each) all.push_back(endpoint_of(each));
+  hosts_[host].membership.emplace(settings_, settings_.restarts, std::move(all), now_);
+  look(host);
+}
+
+/// For the coordinator, as a new NodeLink does.
+void TakeoverSimulation::look(Host host) {
+  Program& program = hosts_[host];
+  program.told = program.membership->former();
+  program.place = 0;
+  program.joined = program.asked_once = program.asked_all = false;
+  ask(host);
+}
+
 /// Asks the next endpoint for the coordinator.
 void TakeoverSimulation::ask(Host host) {
   Program& program = hosts_[host];
-  if (program.asked.empty()) {
-    std::vector<Endpoint> all;
-    for (Host each = 0; each < endpoints_; ++each) all.push_back(endpoint_of(each));
-    const auto lost = program.lost ? std::optional(endpoint_of(*program.lost)) : std::nullopt;
-    for (const Endpoint& each : in_order_of_asking(all, lost))
-      program.asked.push_back(static_cast<Host>(std::find(all.begin(), all.end(), each) - all.begin()));
-  }
-  const Host to = program.asked[program.place];
-  const auto since_loss = program.lost ? std::optional(now_ - program.asking_again_since) : std::nullopt;
+  const Membership& membership = *program.membership;
+  const Endpoint endpoint = membership.endpoints()[program.place];
+  const Host to = host_of(endpoint);
   if (to == host && (!program.coordinator || program.coordinator->resigned()) &&
-      may_host(program.place, program.asked.size(), since_loss, program.asked_all, kNodeTimeout)) {
+      membership.may_host(program.place, program.asked_all, now_)) {
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
-    if (program.lost) settings.lost_at = program.asking_since;
+    if (membership.lost()) settings.lost_at = membership.asking_since();
     program.coordinator.emplace(settings, now_);
     tick(host, ++program.term);
   }
   const bool refuses = reach(host, to) && !listens(to);
   if (reach(host, to) && listens(to) && now_ >= hosts_[to].paused_until) return connect(host, to);
-  if (!std::exchange(program.asked_once, true) && program.hung_up && to == program.lost)
-    program.former.nobody_listens = refuses;
+  if (!std::exchange(program.asked_once, true) && endpoint == membership.may_have_ended())
+    program.told.nobody_listens = refuses;
   ask_next(host, refuses ? up_to(3) : kConnectTimeout);
 }
 
 void TakeoverSimulation::ask_next(Host host, Milliseconds pause) {
   Program& program = hosts_[host];
-  if (++program.place == program.asked.size()) {
+  if (++program.place == endpoints_) {
     program.place = 0;
     program.asked_all = true;
     pause += Milliseconds(20);
-    if (now_ - program.asking_since > kJoinTimeout) return finish(host);
+    if (now_ - program.membership->asking_since() > kJoinTimeout) return finish(host);
   }
   on(host, pause, [this, host] { ask(host); });
 }
@@ -197,7 +202,7 @@ void TakeoverSimulation::connect(Host host, Host to) {
   join.node = endpoint_of(host).host;
   join.min_nodes = settings_.min_nodes;
   join.max_nodes = settings_.max_nodes;
-  join.former = program.former;
+  join.former = program.told;
   join.id = join.node + " " + std::to_string(program.life);
   send(id, join);
   beat(host, id);
@@ -350,15 +355,18 @@ void TakeoverSimulation::check_progress() const {
     if (!program.alive || program.over || program.refused) continue;
     waiting.push_back(&program);
     if (listens(host) && has_started(life_of(host))) started = host;
-    if (program.former.number > round) round = program.former.number, nodes = program.former.nodes;
-    may_host = may_host || (host < endpoints_ && program.lost);
+    if (!program.membership) continue;
+    const FormerRound& former = program.membership->former();
+    if (former.number > round) round = former.number, nodes = former.nodes;
+    may_host = may_host || (host < endpoints_ && program.membership->lost());
   }
   if (started)
     for (const Program* each : waiting)
       if (!each->connection || connections_[*each->connection].coordinator != *started)
         throw BrokenPromise("a node does not come back to the coordinator");
-  const auto returned = std::count_if(waiting.begin(), waiting.end(),
-                                      [round](const Program* each) { return each->former.number == round; });
+  const auto returned = std::count_if(waiting.begin(), waiting.end(), [round](const Program* each) {
+    return each->membership && each->membership->former().number == round;
+  });
   if (round >= 0 && !started && may_host && waiting.size() >= static_cast<std::size_t>(settings_.min_nodes) &&
       2 * returned > nodes)
     throw BrokenPromise("nodes that can go on do not");
@@ -374,7 +382,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     });
   };
   if (const auto* waiting = std::get_if<Waiting>(&message)) {
-    program.joined = true, program.stands_by = waiting->spare;
+    program.joined = true;
+    program.membership->take(*waiting);
   } else if (const auto* lead = std::get_if<Lead>(&message)) {
     say_later(5, Leading{lead->round, 1});
   } else if (const auto* start = std::get_if<Start>(&message)) {
@@ -382,9 +391,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     const Life coordinator{connections_[connection].coordinator, connections_[connection].coordinator_life};
     note_round(host, coordinator, start->group_world_size);
     program.running = {coordinator, round};
-    program.in_round = true, program.succeeded = false;
-    program.former = {round, start->group_world_size, start->group_rank, start->restart_count,
-                      false, start->restarts_used};
+    program.succeeded = false;
+    program.membership->take(*start, now_);
     on(host, Milliseconds(20) + up_to(500), [this, &program, connection, round] {
       const auto& running = program.running;
       if (program.connection != connection || !running || running->second != round) return;
@@ -418,7 +426,7 @@ void TakeoverSimulation::refuse(Host host, std::size_t connection, const std::st
   if (hosts_[host].joined) return lose(host, connection, /*hung_up=*/false);
   if (!hosts_[host].succeeded && reason.find("times soon after") == std::string::npos)
     throw BrokenPromise("refused: " + reason);
-  if (!hosts_[host].lost) return finish(host);
+  if (!hosts_[host].membership->lost()) return finish(host);
   hosts_[host].connection.reset();
   hosts_[host].refused = true;
   ask_next(host, Milliseconds(1));
@@ -430,30 +438,23 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   if (program.over) return;
   note(host, "has lost h" + std::to_string(connections_[connection].coordinator));
   program.connection.reset();
-  const bool took_part = program.in_round || program.stands_by;
-  if (took_part) program.lost = connections_[connection].coordinator;
-  // It would begin another job (docs/rendezvous.md): its user ends it.
-  if (host == 0 && program.life > 0 && !program.lost) return finish(host);
-  program.hung_up = program.in_round && hung_up;
-  program.joined = program.in_round = program.stands_by = program.asked_once = false;
-  on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, took_part, &program] {  // its workers end
-    program.running.reset();
-    const bool goes_on = settings_.min_nodes < settings_.max_nodes || settings_.spares > 0 ||
-                         program.former.restarts_used < settings_.restarts.max_restarts;
-    if (!goes_on || (program.coordinator && program.coordinator->ended())) return finish(host);
-    program.asking_again_since = now_;
-    if (took_part) program.asking_since = now_;
-    program.asked.clear();
-    program.place = 0;
-    program.asked_all = false;
-    ask(host);
-  });
+  const Endpoint lost = endpoint_of(connections_[connection].coordinator);
+  on(host, up_to(chance(80) ? 30 : kEnding.count()),
+     [this, host, hung_up, lost, &program] {  // its workers end
+       program.running.reset();
+       if ((program.coordinator && program.coordinator->ended()) ||
+           !program.membership->look_again(lost, program.told, hung_up, now_))
+         return finish(host);
+       // It would begin another job (docs/rendezvous.md): its user ends it.
+       if (host == 0 && program.life > 0 && !program.membership->lost()) return finish(host);
+       look(host);
+     });
 }
 
 void TakeoverSimulation::finish(Host host, const std::optional<End>& end) {
   Program& program = hosts_[host];
   note(host, "ends with " + std::to_string(end ? end->exit_code : 125));
-  if (!end && !disturbed_ && program.former.number >= 0)
+  if (!end && !disturbed_ && program.membership->former().number >= 0)
     throw BrokenPromise("an end without a word though nothing was lost");
   program.over = true;
   program.running.reset();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "launcher/rendezvous/coordinator.h"
+#include "launcher/rendezvous/membership.h"
 #include "tests/launcher/rendezvous/job_oracle.h"
 
 namespace ddprun::test {
@@ -60,14 +61,13 @@ class TakeoverSimulation {
     std::optional<Coordinator> coordinator;
     int term = 0;                           ///< of the coordinators here
     std::optional<std::size_t> connection;  ///< of connections_
-    std::vector<Host> asked;                ///< in this order
+    std::optional<Membership> membership;
+    // As in the NodeLink: the place of the endpoint that is asked, and what is told there.
     std::size_t place = 0;
-    std::optional<Host> lost;
-    bool joined = false, in_round = false, stands_by = false;  ///< where it is connected
-    bool refused = false;                                      ///< by a coordinator that took over
-    bool succeeded = false, hung_up = false, asked_once = false, asked_all = false;
-    Time asking_since, asking_again_since;  ///< as the NodeSupervisor's
-    FormerRound former;
+    FormerRound told;
+    bool joined = false, asked_once = false, asked_all = false;
+    bool refused = false;  ///< by a coordinator that took over
+    bool succeeded = false;
     std::optional<std::pair<Life, int>> running;  ///< whose round its workers are of
     int missed_beats = 0;
   };
@@ -100,6 +100,8 @@ class TakeoverSimulation {
   Life life_of(Host host) const { return {host, hosts_[host].life}; }
   bool has_started(Life life) const { return std::count(starters_.begin(), starters_.end(), life) > 0; }
 
+  void begin(Host host);
+  void look(Host host);
   void ask(Host host);
   void ask_next(Host host, Milliseconds pause);
   void connect(Host host, Host to);
