@@ -95,10 +95,9 @@ bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds
 void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
   const bool is_host = env.rank == 0 && !env.use_agent_store;
   if (!options.give_up || is_host || options.init_method != "env://") return;
-  wait_unless(options.give_up, options.connect_timeout, [&] {
-    return wait_for_port(env.master_addr, static_cast<std::uint16_t>(env.master_port),
-                         std::chrono::milliseconds(50));
-  });
+  const auto port = static_cast<std::uint16_t>(env.master_port);
+  wait_for_port(env.master_addr, port, options.connect_timeout, options.give_up);
+  if (options.give_up()) throw RoundOver();
 }
 
 /// Calls it in a thread, which is left behind if the wait is given up: the store and Gloo cannot give up

@@ -121,18 +121,24 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
   return file ? file->string() : env.master_addr + ":" + std::to_string(env.master_port);
 }
 
-bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_most) {
-  const auto deadline = Clock::now() + at_most;
+bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_most,
+                   const std::function<bool()>& give_up) {
+  const auto begin = Clock::now();
   const auto addresses = resolve(host, port);
   if (!addresses) return false;
-  for (milliseconds pause{1};; pause = std::min(2 * pause, milliseconds(100))) {
+  while (!(give_up && give_up())) {
     for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-      if (can_connect(*address, std::max(left, milliseconds(1)))) return true;
+      const auto left = std::chrono::duration_cast<milliseconds>(begin + at_most - Clock::now());
+      const auto patience = give_up ? std::min(left, milliseconds(50)) : left;
+      if (can_connect(*address, std::max(patience, milliseconds(1)))) return true;
     }
-    if (Clock::now() + pause >= deadline) return false;
+    // A quarter of the wait so far: one for milliseconds ends early, and a long one takes few attempts.
+    const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
+    const auto pause = std::clamp(waited / 4, milliseconds(1), milliseconds(100));
+    if (waited + pause >= at_most) return false;
     std::this_thread::sleep_for(pause);
   }
+  return false;
 }
 
 }  // namespace ddprun::ddp

@@ -42,6 +42,13 @@ TEST_CASE("wait_for_port sees a host that is there, and gives up on one that is 
   CHECK_FALSE(wait_for_port("no.such.host.invalid", host.port, 20s));
 }
 
+TEST_CASE("wait_for_port ends once the caller gives up", "[wait_for_port]") {
+  const Bound host;
+  int asked = 0;
+  CHECK_FALSE(wait_for_port("127.0.0.1", host.port, 60s, [&] { return ++asked == 3; }));
+  CHECK(asked == 3);
+}
+
 TEST_CASE("wait_for_port waits for a host that comes later", "[wait_for_port]") {
   const Bound host;
   auto found = std::async(std::launch::async, [&] { return wait_for_port("127.0.0.1", host.port, 60s); });
