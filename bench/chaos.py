@@ -12,7 +12,7 @@ Faults, at random moments `gap` seconds apart on average; repeating a name makes
   oom                     the kernel's OOM killer ends a rank: it moves to a memory cgroup with a limit of 1 MB (root)
   bad-alloc               a rank can get no more memory (RLIMIT_AS of the live process): its next large allocation fails
   disk                    the run folder, a tmpfs of 256 MB, is full for two seconds (root)
-  clock                   the wall clock jumps by an hour, the next time back: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
+  clock                   the wall clock jumps back by an hour, the next time forward: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
   launcher                the ddprun of a node with a rank gets SIGKILL and starts again after two seconds
   cut, slow               that node's link passes nothing for --cut seconds (5), or only 2 Mbit/s
 The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). Skips what this machine cannot do, and says so.
@@ -173,11 +173,14 @@ def main():
             if outcome:
                 print(f"{name}: {outcome}\n" + "".join(line for _, line in job.lines[-20:]), file=sys.stderr)
                 break
-        words, blinks = [], []
+        effects = []
         for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], *new[-1:]]):
-            words += [when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)][:1]
-            blinks += [when - at for when, _ in new if when > at][:1]
-            by_fault.setdefault(fault, {}).setdefault(name, []).append(next((when - at for when, _ in new if when > at), float("inf")))
+            word = next((when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)), None)
+            blink = next((when - at for when, _ in new if when > at), float("inf"))
+            done = [step for when, step in job.steps if at < when < end]
+            effects.append((word, blink, len(done) - sum(at < when < end for when, _ in new)))
+            by_fault.setdefault((name, fault), []).append(effects[-1])
+        words, blinks = [word for word, *_ in effects if word is not None], [blink for _, blink, _ in effects]
         runs += [(name, new, struck)] if len(new) > 1 else []
         same = outcome or ("-" if results[0][0] is None else "equal" if results[0][0] == results[1][0] else "differ")
         cells = [name, "%.1f" % took[0], "%.1f" % took[-1], len(struck), "-" if outcome else "%.1f %%" % (100 * took[0] / took[1]),
@@ -185,11 +188,11 @@ def main():
                  "%.2f" % max(blinks, default=0), len(job.steps) - len(new), same,
                  " / ".join(loss for _, loss in results)]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-    names = list(dict.fromkeys(name for row in by_fault.values() for name in row))
-    print("\nNext new step, s, by fault: median, longest (how many)\n\n| | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
-    for fault, row in by_fault.items():
-        cells = [f"{median(row[name])}, {max(row[name]):.2f} ({len(row[name])})" if name in row else "" for name in names]
-        print(f"| {fault} | " + " | ".join(cells) + " |")
+    print("\n| | fault | how many | first message, s | next new step, s | longest | repeated steps |\n|---|---|---|---|---|---|---|")
+    for (name, fault), effects in by_fault.items():
+        words, blinks, again = zip(*effects)
+        cells = [name, fault, len(effects), median([word for word in words if word is not None]), median(blinks), "%.2f" % max(blinks), median(again, "%g")]
+        print("| " + " | ".join(map(str, cells)) + " |")
     if arguments.picture and runs:
         picture(arguments.picture, runs)
 

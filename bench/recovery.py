@@ -12,13 +12,14 @@ under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python t
     peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
     peers/bin/pip install defusedxml psutil packaging pyyaml opentelemetry-sdk opentelemetry-exporter-otlp
 
-Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), the repeated steps, and how often
+Columns: a step before the kill, from the signal to the first line about it, to the first new step (one beyond the newest before the kill), the repeated steps, and how often
 the job hung (no step for --limit seconds; then it starts over).
 With --goodput SECONDS, compares a fault at that interval with none over the same number of steps. With --cost PAIRS, compares the CPU
 seconds of 100 steps with and without --recover=rank, without faults: both jobs run at once, on a core each, and swap cores.
 """
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -156,8 +157,8 @@ def cases(arguments, every=5):
 
 
 def measure(make_command, ranks, kills, limit):
-    """For each kill: seconds to the launcher's first line about it (if any) and to the next new step, and repeated steps. And how often the job hung
-    for `limit` seconds; then another begins."""
+    """For each kill: seconds to the launcher's first line about it (if any) and to the next new step, repeated steps, and seconds a step took before.
+    And how often the job hung for `limit` seconds; then another begins."""
     results, hung = [], 0
     while len(results) + hung < kills:
         with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +177,8 @@ def measure(make_command, ranks, kills, limit):
                     break
                 told = next((when - at for when, line in job.lines if when > at and re.search("fail|SIGKILL|-9", line)), None)
                 again = [step for when, step in job.steps if at < when < new]
-                results.append((told, new - at, len([step for step in again if step <= before])))
+                ends = [when for when, _ in job.steps if when <= at][-10:]
+                results.append((told, new - at, len([step for step in again if step <= before]), median([b - a for a, b in itertools.pairwise(ends)])))
             if new is None:
                 if job.process.poll() is not None:
                     sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
@@ -271,12 +273,13 @@ def main():
             disturbed, faults = goodput(make_command, arguments.goodput, arguments.steps)
             print(f"| {name} | {plain:.1f} | {disturbed:.1f} | {faults} | {100 * plain / disturbed:.0f} % |", flush=True)
         return
-    print("| | first word of it, ms | next new step, ms | longest | steps done again | hung |\n|---|---|---|---|---|---|")
+    print("| | a step, ms | first message, ms | next new step, ms | longest | repeated steps | hung |\n|---|---|---|---|---|---|---|")
     for name, (make_command, ranks) in wanted.items():
         results, hung = measure(make_command, ranks, arguments.kills, arguments.limit)
         told = [1000 * result[0] for result in results if result[0] is not None]
         new = [1000 * result[1] for result in results]
-        row = [name, *("%.0f" % value if value else "-" for value in (median(told), median(new), max(new, default=0))),
+        row = [name, *("%.0f" % value if value else "-" for value in (1000 * median([result[3] for result in results]), median(told), median(new),
+                                                                    max(new, default=0))),
                "%g" % median([result[2] for result in results]), "%d of %d" % (hung, arguments.kills)]
         print("| " + " | ".join(row) + " |", flush=True)
 

@@ -155,8 +155,8 @@ class NodeSupervisor {
   bool look_again(const std::string& reason, bool hung_up) {
     const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
     const bool is_member = membership_.is_member();
-    if (ended_here || !link().was_connected() ||
-        !membership_.look_again(link().endpoint(), link().former(), hung_up, Clock::now()))
+    if (!link().was_connected() ||
+        !membership_.look_again(link().endpoint(), link().former(), hung_up, ended_here, Clock::now()))
       return false;
     if (is_member) {
       log_once(reason, log_warning);

@@ -70,13 +70,15 @@ class Membership {
   /// The coordinator at that endpoint is lost, or does not want this node. False: the node's job ends with
   /// it.
   ///
-  /// told     what the node told that coordinator when it joined
-  /// hung_up  the connection ended; if false, nothing was heard for too long
-  bool look_again(const Endpoint& coordinator, const FormerRound& told, bool hung_up, Time now) {
+  /// told        what the node told that coordinator when it joined
+  /// hung_up     the connection ended; if false, nothing was heard for too long
+  /// ended_here  it was in this ddprun, and has ended the job
+  bool look_again(const Endpoint& coordinator, const FormerRound& told, bool hung_up, bool ended_here,
+                  Time now) {
     if (in_round_ && restarts_->window && now - round_since_ >= *restarts_->window) former_.restarts_used = 0;
     const bool goes_on = rules_->min_nodes < rules_->max_nodes || rules_->spares > 0 ||
                          former_.restarts_used < restarts_->max_restarts;
-    if (endpoints_.size() < 2 || !goes_on) return false;
+    if (endpoints_.size() < 2 || !goes_on || ended_here) return false;
     if (told.number == former_.number) former_ = told;
     if (is_member()) lost_ = coordinator, asking_since_ = now;
     may_have_ended_ = std::exchange(in_round_, false) && hung_up ? lost_ : std::nullopt;

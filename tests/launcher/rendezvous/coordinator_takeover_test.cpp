@@ -272,34 +272,35 @@ TEST_CASE("a node whose coordinator is lost looks for the next one while it may 
     membership.take(start, begin);
     return membership;
   };
-  CHECK_FALSE(in_round(0).look_again(a, {}, true, later));  // no restart is left
+  CHECK_FALSE(in_round(0).look_again(a, {}, true, false, later));  // no restart is left
   restarts.max_restarts = 1;
+  CHECK_FALSE(in_round(0).look_again(a, {}, true, /*ended_here=*/true, later));
   auto member = in_round(0);
-  REQUIRE(member.look_again(a, {}, /*hung_up=*/true, later));
+  REQUIRE(member.look_again(a, {}, /*hung_up=*/true, /*ended_here=*/false, later));
   CHECK(member.lost() == a);
   CHECK(member.may_have_ended() == a);
   CHECK(member.asking_since() == later);
   CHECK(member.former().number == 4);
   FormerRound told = member.former();
   told.nobody_listens = true;
-  REQUIRE(member.look_again(b, told, /*hung_up=*/true, later + 1s));  // b has not taken it in
+  REQUIRE(member.look_again(b, told, true, false, later + 1s));  // b has not taken it in
   CHECK(member.lost() == a);
   CHECK_FALSE(member.may_have_ended());
   CHECK(member.former().nobody_listens);
 
-  CHECK_FALSE(in_round(1).look_again(a, {}, true, later));
+  CHECK_FALSE(in_round(1).look_again(a, {}, true, false, later));
   restarts.window = 60s;
   auto rested = in_round(1);
-  REQUIRE(rested.look_again(a, {}, /*hung_up=*/false, later));
+  REQUIRE(rested.look_again(a, {}, false, false, later));
   CHECK(rested.former().restarts_used == 0);
   CHECK_FALSE(rested.may_have_ended());  // it may only be cut off
   restarts.window.reset();
   rules.spares = 1;
-  CHECK(in_round(1).look_again(a, {}, false, later));
+  CHECK(in_round(1).look_again(a, {}, false, false, later));
 
   Membership alone(rules, restarts, {a}, begin);
   alone.take(Waiting{});
-  CHECK_FALSE(alone.look_again(a, {}, true, later));
+  CHECK_FALSE(alone.look_again(a, {}, true, false, later));
 }
 
 TEST_CASE("the first successor has asked silent hosts twice before the second one's turn") {

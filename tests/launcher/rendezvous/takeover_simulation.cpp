@@ -442,8 +442,8 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   on(host, up_to(chance(80) ? 30 : kEnding.count()),
      [this, host, hung_up, lost, &program] {  // its workers end
        program.running.reset();
-       if ((program.coordinator && program.coordinator->ended()) ||
-           !program.membership->look_again(lost, program.told, hung_up, now_))
+       const bool ended_here = program.coordinator && program.coordinator->ended();
+       if (!program.membership->look_again(lost, program.told, hung_up, ended_here, now_))
          return finish(host);
        // It would begin another job (docs/rendezvous.md): its user ends it.
        if (host == 0 && program.life > 0 && !program.membership->lost()) return finish(host);
