@@ -167,6 +167,8 @@ void TakeoverSimulation::ask(Host host) {
   const Host to = host_of(endpoint);
   if (to == host && (!program.coordinator || program.coordinator->resigned()) &&
       membership.may_host(program.place, program.asked_all, now_)) {
+    // It would begin another job (docs/rendezvous.md): its user ends it.
+    if (host == 0 && program.life > 0 && !membership.lost()) return finish(host);
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
     if (membership.lost()) settings.lost_at = membership.asking_since();
@@ -445,8 +447,6 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
        const bool ended_here = program.coordinator && program.coordinator->ended();
        if (!program.membership->look_again(lost, program.told, hung_up, ended_here, now_))
          return finish(host);
-       // It would begin another job (docs/rendezvous.md): its user ends it.
-       if (host == 0 && program.life > 0 && !program.membership->lost()) return finish(host);
        look(host);
      });
 }
