@@ -32,8 +32,6 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
 
 TEST_CASE("a lost coordinator's place is taken once, however the network breaks", "[takeover]") {
   int takeovers = 0, successes = 0;
-  // Kept: a node whose own coordinator had ended looked for another one.
-  CHECK(run_seed<TakeoverSimulation>(173'997).takeovers() > 0);
   for (unsigned seed = 1; seed <= kSeeds; ++seed) {
     const auto simulation = run_seed<TakeoverSimulation>(seed);
     takeovers += std::max(simulation.takeovers(), 0);
