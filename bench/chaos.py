@@ -20,7 +20,7 @@ The last two lines are for jobs on several nodes (network namespaces: several_no
 Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
 (their ratio), seconds from a fault to the first line that mentions it (and for how many faults there was one), seconds to the next
 new step (median, 99th percentile, longest), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
-each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung.
+each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung. A second table tells the same of each kind of fault (inf: no new step followed).
 """
 import argparse
 import glob
@@ -147,7 +147,7 @@ def main():
             arguments.faults_of = [each for each in arguments.faults_of if each != fault]
     if arguments.logs:
         arguments.logs.mkdir(parents=True, exist_ok=True)
-    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first word, s", "next new step, s", "p99", "longest", "repeated", "weights", "loss"]
+    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first message, s", "next new step, s", "p99", "longest", "repeated", "weights", "loss"]
     print("| " + " | ".join(columns) + " |" + "\n|" + "---|" * len(columns), flush=True)
     runs, by_fault = [], {}
     for name, (make_command, ranks) in recovery.cases(arguments, every=10).items():
@@ -174,13 +174,13 @@ def main():
                 print(f"{name}: {outcome}\n" + "".join(line for _, line in job.lines[-20:]), file=sys.stderr)
                 break
         effects = []
-        for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], *new[-1:]]):
+        for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], (float("inf"),)]):
             word = next((when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)), None)
             blink = next((when - at for when, _ in new if when > at), float("inf"))
             done = [step for when, step in job.steps if at < when < end]
             effects.append((word, blink, len(done) - sum(at < when < end for when, _ in new)))
             by_fault.setdefault((name, fault), []).append(effects[-1])
-        words, blinks = [word for word, *_ in effects if word is not None], [blink for _, blink, _ in effects]
+        words, blinks = [word for word, *_ in effects if word is not None], [blink for _, blink, _ in effects if blink < float("inf")]
         runs += [(name, new, struck)] if len(new) > 1 else []
         same = outcome or ("-" if results[0][0] is None else "equal" if results[0][0] == results[1][0] else "differ")
         cells = [name, "%.1f" % took[0], "%.1f" % took[-1], len(struck), "-" if outcome else "%.1f %%" % (100 * took[0] / took[1]),
@@ -188,10 +188,11 @@ def main():
                  "%.2f" % max(blinks, default=0), len(job.steps) - len(new), same,
                  " / ".join(loss for _, loss in results)]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-    print("\n| | fault | how many | first message, s | next new step, s | longest | repeated steps |\n|---|---|---|---|---|---|---|")
+    print("\n| | fault | how many | first message, s (of how many) | next new step, s | longest | repeated steps |\n|---|---|---|---|---|---|---|")
     for (name, fault), effects in by_fault.items():
         words, blinks, again = zip(*effects)
-        cells = [name, fault, len(effects), median([word for word in words if word is not None]), median(blinks), "%.2f" % max(blinks), median(again, "%g")]
+        words = [word for word in words if word is not None]
+        cells = [name, fault, len(effects), f"{median(words)} ({len(words)})", median(blinks), "%.2f" % max(blinks), median(again, "%g")]
         print("| " + " | ".join(map(str, cells)) + " |")
     if arguments.picture and runs:
         picture(arguments.picture, runs)

@@ -68,7 +68,7 @@ def fill_disk(job, pid, folder):
 
 
 def jump(job, pid, folder):
-    # Only into the past: libfaketime also shifts the absolute monotonic times that a process's timers get, and would make them negative.
+    # Never ahead of the real time: libfaketime also shifts the absolute monotonic times that a process's timers get, and would make them negative.
     now = (folder / "clock").read_text()
     (folder / "clock.new").write_text("-3600" if now == "+0" else "+0")
     (folder / "clock.new").rename(folder / "clock")

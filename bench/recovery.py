@@ -13,7 +13,7 @@ under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python t
     peers/bin/pip install defusedxml psutil packaging pyyaml opentelemetry-sdk opentelemetry-exporter-otlp
 
 Columns: a step before the kill, from the signal to the first line about it, to the first new step (one beyond the newest before the kill), the repeated steps, and how often
-the job hung (no step for --limit seconds; then it starts over).
+the job hung (no new step for --limit seconds) or ended; then it starts over.
 With --goodput SECONDS, compares a fault at that interval with none over the same number of steps. With --cost PAIRS, compares the CPU
 seconds of 100 steps with and without --recover=rank, without faults: both jobs run at once, on a core each, and swap cores.
 """
@@ -55,7 +55,7 @@ class Job:
         self.events = events
         self.lines, self.steps, self.changed = [], [], threading.Condition()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        self.thread = threading.Thread(target=self.read)
+        self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
 
     def read(self):
@@ -112,7 +112,7 @@ class Job:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.thread.join()
+        self.thread.join(10)  # a process that it left behind may hold the pipe
         return self.process.wait()
 
 
@@ -158,13 +158,13 @@ def cases(arguments, every=5):
 
 def measure(make_command, ranks, kills, limit):
     """For each kill: seconds to the launcher's first line about it (if any) and to the next new step, repeated steps, and seconds a step took before.
-    And how often the job hung for `limit` seconds; then another begins."""
-    results, hung = [], 0
-    while len(results) + hung < kills:
+    And how often no new step followed for `limit` seconds, or the job ended; then another begins."""
+    results, hung, failed = [], 0, 0
+    while len(results) + hung + failed < kills:
         with tempfile.TemporaryDirectory() as folder:
             job, new = Job([str(word) for word in make_command(pathlib.Path(folder), 100000)], environment(), pathlib.Path(folder) / "events"), None
-            while len(results) + hung < kills:
-                if job.wait_beyond(job.newest() + 12, limit) is None:
+            while len(results) + hung + failed < kills:
+                if not all(job.wait_beyond(job.newest(), limit) for _ in range(12)):
                     new = None
                     break
                 if new:
@@ -179,12 +179,12 @@ def measure(make_command, ranks, kills, limit):
                 again = [step for when, step in job.steps if at < when < new]
                 ends = [when for when, _ in job.steps if when <= at][-10:]
                 results.append((told, new - at, len([step for step in again if step <= before]), median([b - a for a, b in itertools.pairwise(ends)])))
-            if new is None:
-                if job.process.poll() is not None:
-                    sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
+            if new is None and job.process.poll() is None:
                 hung += 1
+            elif new is None:
+                failed += 1
             job.end()
-    return results, hung
+    return results, hung, failed
 
 
 def goodput(make_command, gap, steps):
@@ -273,14 +273,14 @@ def main():
             disturbed, faults = goodput(make_command, arguments.goodput, arguments.steps)
             print(f"| {name} | {plain:.1f} | {disturbed:.1f} | {faults} | {100 * plain / disturbed:.0f} % |", flush=True)
         return
-    print("| | a step, ms | first message, ms | next new step, ms | longest | repeated steps | hung |\n|---|---|---|---|---|---|---|")
+    print("| | a step, ms | first message, ms | next new step, ms | longest | repeated steps | hung | failed |\n|---|---|---|---|---|---|---|---|")
     for name, (make_command, ranks) in wanted.items():
-        results, hung = measure(make_command, ranks, arguments.kills, arguments.limit)
+        results, hung, failed = measure(make_command, ranks, arguments.kills, arguments.limit)
         told = [1000 * result[0] for result in results if result[0] is not None]
         new = [1000 * result[1] for result in results]
         row = [name, *("%.0f" % value if value else "-" for value in (1000 * median([result[3] for result in results]), median(told), median(new),
                                                                     max(new, default=0))),
-               "%g" % median([result[2] for result in results]), "%d of %d" % (hung, arguments.kills)]
+               "%g" % median([result[2] for result in results]) if results else "-", *("%d of %d" % (count, arguments.kills) for count in (hung, failed))]
         print("| " + " | ".join(row) + " |", flush=True)
 
 

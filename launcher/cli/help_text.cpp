@@ -44,13 +44,13 @@ Output
   --log-max-size BYTES[K|M|G]      at this size rename a log file to FILE.1 and start a new one
 
 Failures, timeouts and signals
-  --max-restarts N                 after a failure restart all workers, at most N times [0]
+  --max-restarts N                 restart the workers after a failure, at most N times [0]
   --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
   --restart-window SECONDS         an attempt that runs this long resets the restart count
   --restart-on-codes CODE,..       restart only after these exit codes or signals, such as 1,3-5,SIGKILL [any failure]
   --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]
   --timeout SECONDS                end the job after this time, restarts included
-  --hang-timeout SECONDS           end the job if its workers show neither output nor a heartbeat this long
+  --hang-timeout SECONDS           workers that show neither output nor a heartbeat this long have failed
   --shutdown-timeout SECONDS       time between SIGTERM and SIGKILL when the job ends early [30]
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]

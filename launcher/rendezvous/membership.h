@@ -96,9 +96,9 @@ class Membership {
   }
 
   const FormerRound& former() const { return former_; }  ///< the last round
-  /// Where the last coordinator was lost while this node was its member.
+  /// Where the last coordinator was lost while this node took part or stood by.
   const std::optional<Endpoint>& lost() const { return lost_; }
-  /// lost(), if its ddprun may have ended, as its connection did.
+  /// lost(), if the connection to it ended: its ddprun may have, too.
   const std::optional<Endpoint>& may_have_ended() const { return may_have_ended_; }
   Time asking_since() const { return asking_since_; }  ///< since that loss, or the start
 

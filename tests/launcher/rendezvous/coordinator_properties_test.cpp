@@ -13,9 +13,8 @@ namespace {
 TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinator]") {
   std::map<int, int> ends;
   int restarted = 0, in_place = 0;
-  constexpr int kSequences = 20'000;
-  for (int i = 1; i <= kSequences; ++i) {
-    const auto simulation = run_seed<JobSimulation>(static_cast<unsigned>(i));
+  for (unsigned seed = 1; seed <= kSeeds; ++seed) {
+    const auto simulation = run_seed<JobSimulation>(seed);
     ++ends[simulation.end().exit_code];
     if (simulation.rounds() > 1) ++restarted;
     if (simulation.rounds_in_place() > 0) ++in_place;
@@ -25,9 +24,9 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
     INFO("exit code " << code << ": " << ends[code]);
     CHECK(ends[code] > 0);
   }
-  CHECK(ends[0] > kSequences / 5);
-  CHECK(restarted > kSequences / 5);
-  CHECK(in_place > kSequences / 40);
+  CHECK(ends[0] > static_cast<int>(kSeeds) / 5);
+  CHECK(restarted > static_cast<int>(kSeeds) / 5);
+  CHECK(in_place > static_cast<int>(kSeeds) / 40);
 }
 
 TEST_CASE("a lost coordinator's place is taken once, however the network breaks", "[takeover]") {

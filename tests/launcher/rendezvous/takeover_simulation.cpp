@@ -18,9 +18,8 @@ constexpr milliseconds kTick{10};
 // nodes, that are cut off from it (docs/rendezvous.md).
 constexpr milliseconds kNoticed = kNodeTimeout + kBeatPause + kTick;
 constexpr milliseconds kSideBySide = 2 * kNoticed + kDelay + kEnding;
-// A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn; one at the first
-// endpoint that has started again then waits for the nodes of another job.
-constexpr milliseconds kCalm = 3 * kJoinTimeout;
+// A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
+constexpr milliseconds kCalm = 2 * kJoinTimeout;
 constexpr milliseconds kSettled = kPause + 20 * kNodeTimeout;  // the last round has ended
 
 Endpoint endpoint_of(std::size_t host) { return {"h" + std::to_string(host), 29400}; }
@@ -440,6 +439,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   if (program.over) return;
   note(host, "has lost h" + std::to_string(connections_[connection].coordinator));
   program.connection.reset();
+  if (!program.joined && program.membership->lost()) return ask_next(host, Milliseconds(1));
   const Endpoint lost = endpoint_of(connections_[connection].coordinator);
   on(host, up_to(chance(80) ? 30 : kEnding.count()),
      [this, host, hung_up, lost, &program] {  // its workers end

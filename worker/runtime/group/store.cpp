@@ -83,13 +83,16 @@ Addresses resolve(const std::string& host, std::uint16_t port) {
   return {found, ::freeaddrinfo};
 }
 
-bool can_connect(const addrinfo& address, milliseconds at_most) {
+bool can_connect(const addrinfo& address, milliseconds at_most, const std::function<bool()>& give_up) {
   const UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd.get() < 0) return false;
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return true;
   if (errno != EINPROGRESS) return false;
   pollfd wait{fd.get(), POLLOUT, 0};
-  if (::poll(&wait, 1, static_cast<int>(at_most.count())) != 1) return false;
+  constexpr milliseconds kLook{50};
+  for (auto left = at_most; ::poll(&wait, 1, static_cast<int>(std::min(left, kLook).count())) != 1;
+       left -= kLook)
+    if (left <= kLook || (give_up && give_up())) return false;
   int error = 0;
   socklen_t size = sizeof error;
   return ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
@@ -124,15 +127,16 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
 bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_most,
                    const std::function<bool()>& give_up) {
   const auto begin = Clock::now();
-  const auto addresses = resolve(host, port);
-  if (!addresses) return false;
+  auto addresses = resolve(host, port);
+  if (!addresses && !give_up) return false;
   while (!(give_up && give_up())) {
+    if (!addresses) addresses = resolve(host, port);
     for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
       const auto left = std::chrono::duration_cast<milliseconds>(begin + at_most - Clock::now());
-      const auto patience = give_up ? std::min(left, milliseconds(50)) : left;
-      if (can_connect(*address, std::max(patience, milliseconds(1)))) return true;
+      if (can_connect(*address, std::max(left, milliseconds(1)), give_up)) return true;
     }
-    // A quarter of the wait so far: one for milliseconds ends early, and a long one takes few attempts.
+    // A quarter of the wait so far: a short wait ends soon after the port opens, a long one takes few
+    // attempts.
     const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
     const auto pause = std::clamp(waited / 4, milliseconds(1), milliseconds(100));
     if (waited + pause >= at_most) return false;

@@ -37,7 +37,8 @@ void check_store(const WorkerEnv& env, const std::string& init_method);
 /// Waits until something listens at host:port, by connecting and disconnecting. Retries within milliseconds;
 /// a TCPStore client that arrives before its host sleeps for half a second or more.
 ///
-/// returns  false on timeout, if the host has no address, or once give_up() has returned true
+/// returns  false on timeout, once give_up() has returned true, or, without give_up, if the host has no
+/// address
 bool wait_for_port(const std::string& host, std::uint16_t port, std::chrono::milliseconds at_most,
                    const std::function<bool()>& give_up = {});
 
