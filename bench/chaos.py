@@ -111,7 +111,7 @@ def picture(path, runs):
         place = lambda at, step: (50 + width * (at - new[0][0]) / longest, 10 + height * (1 - step / most))
         points = " ".join("%.1f,%.1f" % place(at, step) for at, step in new)
         parts.append(f'<polyline fill="none" stroke="{colours[i % 10]}" stroke-width="1.5" points="{points}"/>')
-        parts.append(f'<text x="70" y="{30 + 18 * i}" fill="{colours[i % 10]}">{name}</text>')
+        parts.append(f'<text x="620" y="{270 + 18 * i}" fill="{colours[i % 10]}">{name}</text>')
         for at, fault, _ in struck:
             x, y = place(at, max([step for when, step in new if when <= at], default=0))
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 10]}"><title>{fault}</title></circle>')
