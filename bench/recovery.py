@@ -2,7 +2,7 @@
 """What a lost rank costs: SIGKILL of one rank of two, or of both, in an MNIST training. Prints a table in Markdown.
 
 usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3] [--ft-launcher ft_launcher]
-                   [--torchft PYTHON] [--limit 60] [--cases TEXT]
+                   [--torchft PYTHON] [--limit 60] [--cases TEXT] [--worker-flags='FLAG...']
 
 Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed and, for root, on two nodes and a spare, the
 worker and a Python program restarted as a whole from a checkpoint every 5 steps and, if they are given, the Python program under torchrun and
@@ -123,7 +123,7 @@ def environment():
 def worker(arguments, folder, flags, launcher, steps):
     return [arguments.bin / "ddprun", "--max-restarts=1000", *launcher, arguments.bin / "worker", "mnist", "--data", arguments.data,
             "--epochs=9", f"--max-steps={steps}", "--log-interval=1", "--no-report", "--no-progress", "--no-tensorboard",
-            "--limit-test=500", "--save-every=1000", "--out", folder / "run", f"--batch-size={arguments.batch_size}", *flags]
+            "--limit-test=500", "--save-every=1000", "--out", folder / "run", f"--batch-size={arguments.batch_size}", *arguments.worker_flags, *flags]
 
 
 def cases(arguments, every=5):
@@ -245,6 +245,7 @@ def add_arguments(parser):
     parser.add_argument("--ft-launcher", default="")
     parser.add_argument("--torchft", default="", metavar="PYTHON")
     parser.add_argument("--batch-size", type=int, default=128, help="the worker's, per rank: for a step of another length")
+    parser.add_argument("--worker-flags", type=str.split, default=[], metavar="'FLAG...'", help="more flags of the worker")
     parser.add_argument("--cases", default="", help="only those whose names have this text")
 
 
@@ -278,9 +279,10 @@ def main():
         results, hung, failed = measure(make_command, ranks, arguments.kills, arguments.limit)
         told = [1000 * result[0] for result in results if result[0] is not None]
         new = [1000 * result[1] for result in results]
+        again = [result[2] for result in results]
         row = [name, *("%.0f" % value if value else "-" for value in (1000 * median([result[3] for result in results]), median(told), median(new),
                                                                     max(new, default=0))),
-               "%g" % median([result[2] for result in results]) if results else "-", *("%d of %d" % (count, arguments.kills) for count in (hung, failed))]
+               "%g, at most %d" % (median(again), max(again)) if results else "-", *("%d of %d" % (count, arguments.kills) for count in (hung, failed))]
         print("| " + " | ".join(row) + " |", flush=True)
 
 
