@@ -20,7 +20,8 @@ The last two lines are for jobs on several nodes (network namespaces: several_no
 Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
 (their ratio), seconds from a fault to the first line that mentions it (and for how many faults there was one), seconds to the next
 new step (median, 99th percentile, longest), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
-each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung. A second table tells the same of each kind of fault (inf: no new step followed).
+each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung. A second
+table has a row for each kind of fault (inf: no new step followed).
 """
 import argparse
 import glob
@@ -177,8 +178,8 @@ def main():
         for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], (float("inf"),)]):
             word = next((when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)), None)
             blink = next((when - at for when, _ in new if when > at), float("inf"))
-            done = [step for when, step in job.steps if at < when < end]
-            effects.append((word, blink, len(done) - sum(at < when < end for when, _ in new)))
+            repeated = sum(at < when < end for when, _ in job.steps) - sum(at < when < end for when, _ in new)
+            effects.append((word, blink, repeated))
             by_fault.setdefault((name, fault), []).append(effects[-1])
         words, blinks = [word for word, *_ in effects if word is not None], [blink for _, blink, _ in effects if blink < float("inf")]
         runs += [(name, new, struck)] if len(new) > 1 else []

@@ -12,8 +12,8 @@ under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python t
     peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
     peers/bin/pip install defusedxml psutil packaging pyyaml opentelemetry-sdk opentelemetry-exporter-otlp
 
-Columns: a step before the kill, from the signal to the first line about it, to the first new step (one beyond the newest before the kill), the repeated steps, and how often
-the job hung (no new step for --limit seconds) or ended; then it starts over.
+Columns: a step before the kill; the time from the signal to the first line about it, and to the first new step (one beyond the newest before
+the kill); the repeated steps; how often the job hung (no new step for --limit seconds) or ended, after which it starts over.
 With --goodput SECONDS, compares a fault at that interval with none over the same number of steps. With --cost PAIRS, compares the CPU
 seconds of 100 steps with and without --recover=rank, without faults: both jobs run at once, on a core each, and swap cores.
 """

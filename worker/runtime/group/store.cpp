@@ -127,10 +127,10 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
 bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_most,
                    const std::function<bool()>& give_up) {
   const auto begin = Clock::now();
-  auto addresses = resolve(host, port);
-  if (!addresses && !give_up) return false;
+  Addresses addresses(nullptr, ::freeaddrinfo);
   while (!(give_up && give_up())) {
     if (!addresses) addresses = resolve(host, port);
+    if (!addresses && !give_up) return false;
     for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
       const auto left = std::chrono::duration_cast<milliseconds>(begin + at_most - Clock::now());
       if (can_connect(*address, std::max(left, milliseconds(1)), give_up)) return true;
