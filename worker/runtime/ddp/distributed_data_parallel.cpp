@@ -190,10 +190,11 @@ DistributedDataParallel::Engine::Engine(const ModelTensors& model, const Process
     : model(model), group(group), options(options) {
   const auto limits = bucket_limits(options);
   const auto state = replicated_state(model, options.ignore);
-  if (group.size() > 1) check_same_module(group, state);
+  if (group.size() > 1 && options.init_sync) check_same_module(group, state);
   check_suitable(state);
   if (!group.communicates()) return;
-  broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
+  if (options.init_sync)
+    broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
 
   broadcasts_buffers = broadcasts_buffers_next = options.broadcast_buffers && !state.buffers.empty();
   for (const auto& [name, tensor] : state.parameters) {

@@ -51,10 +51,11 @@ class DistributedDataParallel {
     /// Do not reduce buckets that no rank uses at all. Needs find_unused_parameters.
     bool skip_all_reduce_unused_parameters = false;
     std::vector<std::string> ignore = {};  ///< names of parameters and buffers not to keep in sync
+    bool init_sync = true;                 ///< make all ranks begin with the same; false: they do
   };
 
   /// Checks that all ranks have the same parameters, then copies rank 0's parameters and, with
-  /// broadcast_buffers, buffers to every rank.
+  /// broadcast_buffers, buffers to every rank (init_sync).
   /// throws  std::invalid_argument, on every rank, if the modules differ (naming the parameter and the
   ///         ranks), no parameter requires a gradient, one is sparse or on another kind of device, or ignore
   ///         names an unknown parameter or buffer

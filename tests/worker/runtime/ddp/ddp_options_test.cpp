@@ -1,3 +1,4 @@
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/sgd.h>
 
@@ -95,6 +96,24 @@ TEST_CASE("find_unused sees outputs of any kind, and those that the loss does no
       message = error.what();
     }
     ensure(message.find("visit_tensors") != std::string::npos, "an output without visit_tensors is refused");
+  });
+}
+
+TEST_CASE("without init_sync each rank begins with its own parameters and buffers",
+          "[distributed_data_parallel]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    for (const bool sync : {true, false}) {
+      torch::nn::BatchNorm1d model(3);
+      {
+        const torch::NoGradGuard no_grad;
+        model->weight.fill_(group.rank() + 1);
+        model->running_mean.fill_(group.rank() + 1);
+      }
+      const DistributedDataParallel ddp(*model, group, {.init_sync = sync});
+      const auto expected = sync ? 1 : group.rank() + 1;
+      ensure(model->weight.eq(expected).all().item<bool>(), "the weight");
+      ensure(model->running_mean.eq(expected).all().item<bool>(), "the buffer");
+    }
   });
 }
 

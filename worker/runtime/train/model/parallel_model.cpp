@@ -20,6 +20,7 @@
 #include <ddprun/train/model/parallel_engine.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/rank_state.h>
+#include <ddprun/train/state/run_memory.h>
 #include <ddprun/train/state/shard_writer.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -60,6 +61,8 @@ ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
   options.find_unused_parameters = parallel.find_unused;
   options.static_graph = parallel.static_graph;
   options.gradient_as_bucket_view = parallel.bucket_view;
+  const auto* memory = run.options.memory;
+  options.init_sync = memory == nullptr || !memory->state;  // else all load that next
   return options;
 }
 
