@@ -148,6 +148,17 @@ class Gloo : public ProcessGroupGloo {
   std::atomic<std::uint64_t> all_reduces_ = 0;
 };
 
+/// This host's address for the others.
+std::string address_towards_master(const WorkerEnv& env) {
+  if (env.world_size == 1 || is_loopback(env.master_addr)) return "127.0.0.1";
+  const std::string address = local_address_towards(env.master_addr);
+  if (is_loopback(address) && env.world_size > env.local_world_size)
+    log_warning("MASTER_ADDR: '" + env.master_addr + "' is " + address +
+                " on this host, which other hosts cannot reach; give an address, or name the network "
+                "interface in GLOO_SOCKET_IFNAME");
+  return address;
+}
+
 }  // namespace
 
 std::vector<c10::intrusive_ptr<c10d::Backend>> take_nccl_backends() {
@@ -164,17 +175,17 @@ std::string checked_interface(const std::string& option) {
   return name;
 }
 
-std::shared_ptr<gloo::transport::Device> make_gloo_device(const WorkerEnv& env,
-                                                          const std::string& interface) {
-  if (!interface.empty()) return ProcessGroupGloo::createDeviceForInterface(interface);
-  if (env.world_size == 1 || is_loopback(env.master_addr))
-    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  const std::string address = local_address_towards(env.master_addr);
-  if (is_loopback(address) && env.world_size > env.local_world_size)
-    log_warning("MASTER_ADDR: '" + env.master_addr + "' is " + address +
-                " on this host, which other hosts cannot reach; give an address, or name the network "
-                "interface in GLOO_SOCKET_IFNAME");
-  return ProcessGroupGloo::createDeviceForHostname(address);
+GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, bool keep) {
+  const auto at = interface.empty() ? address_towards_master(env) : interface;
+  const auto make = interface.empty() ? &ProcessGroupGloo::createDeviceForHostname
+                                      : &ProcessGroupGloo::createDeviceForInterface;
+  if (!keep) return make(at, /*lazyInit=*/false);
+  static std::mutex mutex;
+  static auto& kept = *new std::map<std::string, GlooDevice>;  // as the process exits, nobody waits for them
+  const std::lock_guard lock(mutex);
+  auto& device = kept[at];
+  if (!device) device = make(at, /*lazyInit=*/false);
+  return device;
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {

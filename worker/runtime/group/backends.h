@@ -21,14 +21,17 @@ class Device;
 
 namespace ddprun::ddp {
 
+using GlooDevice = std::shared_ptr<gloo::transport::Device>;
+
 /// Gloo's listening socket and thread, which all groups of a process share. Call it once the store is
 /// connected: before, MASTER_ADDR may not resolve. Does not look up this host's own name, which often has
 /// only a loopback address or none.
 ///
 /// interface  a network interface's name; empty: loopback on one node, not open to the network, else the
 ///            interface towards rank 0's host
+/// keep       until the process exits, and use it again: a device takes 10 ms to end
 /// throws     UsageError if there is no such interface or no route to MASTER_ADDR
-std::shared_ptr<gloo::transport::Device> make_gloo_device(const WorkerEnv& env, const std::string& interface);
+GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, bool keep);
 
 /// The option, else GLOO_SOCKET_IFNAME, else "". throws UsageError if this host has no such interface
 std::string checked_interface(const std::string& option);
@@ -42,7 +45,7 @@ struct GroupParts {
   std::vector<int> world_ranks;  ///< the members' ranks in the whole job
   bool is_whole_job = true;
   std::chrono::milliseconds timeout{}, nccl_timeout{};
-  std::shared_ptr<gloo::transport::Device> gloo_device;
+  GlooDevice gloo_device;
   at::Device device = at::kCPU;
   bool one_host = false;       ///< all ranks are on this host, according to the variables
   bool shares_memory = false;  ///< then sum CPU tensors through shared memory

@@ -84,7 +84,7 @@ bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds
                  const std::function<bool()>& is_done) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (; std::chrono::steady_clock::now() < deadline;
-       std::this_thread::sleep_for(std::chrono::milliseconds(3))) {
+       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
     if (give_up()) throw RoundOver();
     if (is_done()) return true;
   }
@@ -216,7 +216,7 @@ struct ProcessGroup::State : std::enable_shared_from_this<State> {
   void make() {
     std::call_once(made, [&] {
       if (!parts.store) parts.store = c10::make_intrusive<c10d::HashStore>();
-      if (!parts.gloo_device) parts.gloo_device = make_gloo_device(env, interface);
+      if (!parts.gloo_device) parts.gloo_device = make_gloo_device(env, interface, parts.recovers);
       group = make_c10d_group(parts);
     });
   }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <netdb.h>
 #include <poll.h>
 #include <algorithm>
@@ -98,6 +99,20 @@ bool can_connect(const addrinfo& address, milliseconds at_most, const std::funct
   return ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
+/// dladdr() would also look for the function's name among all of LibTorch's, which takes a millisecond.
+bool is_in_libtorch(const void* code) {
+  auto address = reinterpret_cast<std::uintptr_t>(code);
+  const auto has_it = [](dl_phdr_info* object, std::size_t, void* wanted) -> int {
+    if (std::string_view(object->dlpi_name).find("libtorch") == std::string_view::npos) return 0;
+    const auto at = *static_cast<std::uintptr_t*>(wanted) - object->dlpi_addr;
+    const auto covers = [at](const auto& part) {
+      return part.p_type == PT_LOAD && at >= part.p_vaddr && at - part.p_vaddr < part.p_memsz;
+    };
+    return std::any_of(object->dlpi_phdr, object->dlpi_phdr + object->dlpi_phnum, covers);
+  };
+  return ::dl_iterate_phdr(has_it, &address) != 0;
+}
+
 }  // namespace
 
 void check_store(const WorkerEnv& env, const std::string& init_method) {
@@ -155,9 +170,6 @@ extern "C" __attribute__((visibility("default"))) int getnameinfo(const sockaddr
                                                                   char* service, socklen_t service_size,
                                                                   int flags) {
   static const auto libc = reinterpret_cast<decltype(&::getnameinfo)>(::dlsym(RTLD_NEXT, "getnameinfo"));
-  Dl_info caller{};
-  if (::dladdr(__builtin_return_address(0), &caller) != 0 && caller.dli_fname != nullptr &&
-      std::string_view(caller.dli_fname).find("libtorch") != std::string_view::npos)
-    flags |= NI_NUMERICHOST;
+  if (ddprun::ddp::is_in_libtorch(__builtin_return_address(0))) flags |= NI_NUMERICHOST;
   return libc(address, size, host, host_size, service, service_size, flags);
 }

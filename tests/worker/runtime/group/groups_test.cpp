@@ -63,6 +63,22 @@ TEST_CASE("a single process opens no file, socket or thread until its handle is 
   CHECK(Held().threads == before.threads);
 }
 
+TEST_CASE("a process that may connect again keeps Gloo's socket and thread", "[groups]") {
+  test::fork_ranks(1, [](int) {
+    const auto connect_and_fail = [] {
+      const auto group = ProcessGroup::connect(WorkerEnv{}, {.give_up = [] { return false; }});
+      auto tensors = std::vector<torch::Tensor>{torch::ones({1})};
+      group.handle()->allreduce(tensors)->wait();
+    };
+    const Held before;
+    connect_and_fail();
+    const Held kept;
+    ensure(kept.threads == before.threads + 1, "Gloo's thread is kept");
+    connect_and_fail();
+    ensure(Held() == kept, "and used again");
+  });
+}
+
 TEST_CASE("collectives give every rank the same", "[groups]") {
   test::run_ranks(3, [](const ProcessGroup& group) {
     const double rank = group.rank();

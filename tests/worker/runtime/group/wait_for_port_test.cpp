@@ -49,6 +49,14 @@ TEST_CASE("wait_for_port ends once the caller gives up", "[wait_for_port]") {
   CHECK(asked == 3);
 }
 
+TEST_CASE("wait_for_port tries often at first, then less and less often", "[wait_for_port]") {
+  const Bound host;
+  int attempts = 0;
+  CHECK_FALSE(wait_for_port("127.0.0.1", host.port, 500ms, [&] { return ++attempts < 0; }));
+  CHECK(attempts >= 15);  // pauses that double would allow 11
+  CHECK(attempts <= 40);
+}
+
 TEST_CASE("wait_for_port waits for a host that comes later", "[wait_for_port]") {
   const Bound host;
   auto found = std::async(std::launch::async, [&] { return wait_for_port("127.0.0.1", host.port, 60s); });
