@@ -59,13 +59,21 @@ std::string number_text(double value) {
 AppendFile::AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written)
     : path_(std::move(path)) {
   if (keep_until_written) write_file_atomic(path_, begin);
-  const int truncate = keep_until_written ? 0 : O_TRUNC;
-  file_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | truncate, 0644));
-  if (!file_) throw IoError(path_, "cannot create", errno);
+  open(keep_until_written ? 0 : O_TRUNC);
   if (keep_until_written)
     size_ = static_cast<std::int64_t>(begin.size());
   else
     append(begin);
+}
+
+AppendFile::AppendFile(std::filesystem::path path, GoOn) : path_(std::move(path)) {
+  open(0);
+  size_ = static_cast<std::int64_t>(std::filesystem::file_size(path_));
+}
+
+void AppendFile::open(int truncate) {
+  file_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | truncate, 0644));
+  if (!file_) throw IoError(path_, "cannot create", errno);
 }
 
 void AppendFile::append(std::string_view record) {

@@ -26,6 +26,9 @@ class MetricSink {
   virtual void add(const MetricRow& row) = 0;
 };
 
+/// For a constructor: the file ends with a whole record, and more follow.
+struct GoOn {};
+
 /// A file that grows by whole records and never keeps a partial one, even on a full disk.
 class AppendFile {
  public:
@@ -33,6 +36,7 @@ class AppendFile {
   ///
   /// keep_until_written  a crash leaves either the old file or the new one with these bytes; costs an fsync
   AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written = false);
+  AppendFile(std::filesystem::path path, GoOn);
 
   /// Passes the record to the kernel: it survives this process, but not a power failure.
   /// throws  IoError, after removing any partial record
@@ -41,6 +45,8 @@ class AppendFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  void open(int truncate);
+
   std::filesystem::path path_;
   UniqueFd file_;
   std::int64_t size_ = 0;  // bytes of whole records
@@ -55,6 +61,9 @@ class CsvSink : public MetricSink {
   ///        so a crash loses none of them
   CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
           const std::vector<MetricRow>& first = {});
+  /// The file has these columns.
+  CsvSink(const std::filesystem::path& path, std::vector<std::string> columns, GoOn go_on)
+      : columns_(std::move(columns)), file_(path, go_on) {}
 
   /// Leaves columns empty that the row does not name. Formats numbers with number_text().
   /// throws  IoError; std::logic_error for a name without a column
@@ -75,6 +84,7 @@ class JsonlSink : public MetricSink {
  public:
   /// Creates or replaces the file. first: as in CsvSink. throws IoError
   explicit JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first = {});
+  JsonlSink(const std::filesystem::path& path, GoOn go_on) : file_(path, go_on) {}
   void add(const MetricRow& row) override;
 
  private:

@@ -9,6 +9,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/image/png.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/record/run_report.h>
@@ -78,6 +79,26 @@ RunRecord::RunRecord(fs::path folder, Options options)
   if (error) throw IoError(folder_, "cannot create the run folder", error.value());
   remove_leftovers();
   if (!options_.resumed_at) remove_earlier_run();
+  start_metrics();
+  if (!options_.tensorboard) return;
+  add_sink([this] {
+    std::optional<std::int64_t> purge_from;
+    if (options_.resumed_at) purge_from = *options_.resumed_at + 1;
+    auto sink = std::make_unique<report::TensorBoardSink>(folder_, purge_from);
+    tensorboard_ = sink.get();
+    return sink;
+  });
+}
+
+void RunRecord::start_metrics() {
+  if (has_just_the_earlier_rows()) {
+    rows_ = *options_.resumed_rows;
+    add_sink([this] {
+      return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, report::GoOn{});
+    });
+    add_sink([this] { return std::make_unique<report::JsonlSink>(jsonl_path(), report::GoOn{}); });
+    return;
+  }
   const auto rows = earlier_rows();
   keep_columns_of(rows);
   rows_ = static_cast<std::int64_t>(rows.size());
@@ -89,14 +110,6 @@ RunRecord::RunRecord(fs::path folder, Options options)
   add_sink([this, rows] {
     return make_or_remove(jsonl_path(), rows.empty(),
                           [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), rows); });
-  });
-  if (!options_.tensorboard) return;
-  add_sink([this] {
-    std::optional<std::int64_t> purge_from;
-    if (options_.resumed_at) purge_from = *options_.resumed_at + 1;
-    auto sink = std::make_unique<report::TensorBoardSink>(folder_, purge_from);
-    tensorboard_ = sink.get();
-    return sink;
   });
 }
 
@@ -121,6 +134,17 @@ void RunRecord::remove_earlier_run() const {
   std::error_code error;
   fs::remove_all(folder_ / "best", error);
   if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());
+}
+
+/// Reading all rows and writing them again takes the longer, the longer the run is.
+bool RunRecord::has_just_the_earlier_rows() const {
+  if (!options_.resumed_rows) return false;
+  const auto csv = read_or_empty(metrics_path()), jsonl = read_or_empty(jsonl_path());
+  const auto lines = [](const std::string& text) {
+    return text.ends_with('\n') ? std::ranges::count(text, '\n') : -1;
+  };
+  return csv.starts_with(joined(options_.columns, ",") + "\n") && lines(csv) == *options_.resumed_rows + 1 &&
+         lines(jsonl) == *options_.resumed_rows;
 }
 
 /// Rows of the resumed run, up to its checkpoint.

@@ -87,6 +87,8 @@ class RunRecord {
   };
   void remove_earlier_run() const;
   void remove_leftovers() const;
+  void start_metrics();
+  bool has_just_the_earlier_rows() const;
   std::vector<report::MetricRow> earlier_rows() const;
   void keep_columns_of(const std::vector<report::MetricRow>& rows);
 

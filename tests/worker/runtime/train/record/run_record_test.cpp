@@ -168,6 +168,41 @@ TEST_CASE("a resumed run drops the rows of its step that came after its checkpoi
   CHECK(read_file(dir.path() / "metrics.csv") == "step,train_loss,val_loss\n1,3,\n2,2,\n2,,1\n");
 }
 
+TEST_CASE("a resumed run goes on in its files if they have just its rows", "[run_record]") {
+  const TempDir dir;
+  const std::vector<std::string> columns = {"step", "train_loss"};
+  const auto csv = dir.path() / "metrics.csv", jsonl = dir.path() / "metrics.jsonl";
+  {
+    RunRecord record(dir.path(), {.columns = columns});
+    for (const double step : {1, 2}) record.add_metrics({{"step", step}, {"train_loss", 3}});
+  }
+  // Links to the files that a rewrite would replace.
+  fs::create_hard_link(csv, dir.path() / "same.csv");
+  fs::create_hard_link(jsonl, dir.path() / "same.jsonl");
+  const auto resume = [&](const std::vector<std::string>& of, std::int64_t rows) {
+    RunRecord record(dir.path(), {.columns = of, .resumed_at = rows, .resumed_rows = rows});
+    CHECK(record.rows() == rows);
+    record.add_metrics({{"step", static_cast<double>(rows + 1)}});
+    return fs::hard_link_count(csv) == 2 && fs::hard_link_count(jsonl) == 2;
+  };
+  CHECK(resume(columns, 2));
+  CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
+  CHECK(read_file(jsonl) == "{\"step\":1,\"train_loss\":3}\n{\"step\":2,\"train_loss\":3}\n{\"step\":3}\n");
+  SECTION("not if there are later rows") {
+    CHECK_FALSE(resume(columns, 2));
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
+  }
+  SECTION("not with other columns") {
+    CHECK_FALSE(resume({"step"}, 3));
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n4,\n");
+  }
+  SECTION("not if a file is cut") {
+    fs::resize_file(csv, fs::file_size(csv) - 1);
+    CHECK_FALSE(resume(columns, 2));
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
+  }
+}
+
 TEST_CASE("a resumed run keeps figures that it has no more", "[run_record]") {
   const TempDir dir;
   RunRecord(dir.path(), {.columns = {"step", "rss_mb_rank1"}})
