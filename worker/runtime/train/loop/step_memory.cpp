@@ -7,7 +7,6 @@
 #include <torch/nn/module.h>
 
 #include <ddprun/group/collectives.h>
-#include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
 namespace {
@@ -96,9 +95,7 @@ void StepMemory::remember(const Ledger& spent) {
   const auto buffers = run_.task.module->buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_->buffers[i]);
   memory_->state = saver_.state_alone(committed_->at, committed_->position, beside_());
-  memory_->state->model =
-      copied(memory_->state->model.toGenericDict());  // the next engine begins with rank 0's
-  constexpr int kProgress[] = {1, 0, 2};              // by Evaluating: within the epoch comes before nothing
+  constexpr int kProgress[] = {1, 0, 2};  // by Evaluating: within the epoch comes before nothing
   memory_->progress = kProgress[static_cast<int>(committed_->at.evaluating)];
   memory_->totals = run_.options.accumulate > 1 ? committed_->totals : totals_.sums();
   if (record_ != nullptr) memory_->rows = record_->rows();

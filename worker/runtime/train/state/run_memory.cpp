@@ -58,26 +58,28 @@ std::string pass_bytes(const ddp::ProcessGroup& group, std::string bytes, int so
 TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optional<TrainingState>& state,
                               int source) {
   std::vector<at::Tensor> tensors;
-  std::string rest;
+  std::vector<char> rest;
   auto shapes = nlohmann::json::array();
   if (group.rank() == source) {
-    const auto pickled = torch::jit::pickle(serialize::portable_value(to_value(*state)), &tensors);
-    rest.assign(pickled.begin(), pickled.end());
+    rest = torch::jit::pickle(serialize::portable_value(to_value(*state)), &tensors);
     for (auto& tensor : tensors) {
       tensor = tensor.contiguous();
       shapes.push_back({static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
     }
   }
-  rest = broadcast_bytes(group, std::move(rest), source);
-  for (const auto& each : nlohmann::json::parse(broadcast_bytes(group, shapes.dump(), source))) {
-    if (group.rank() == source) break;
-    tensors.push_back(at::empty(each[1].get<std::vector<std::int64_t>>(), each[0].get<at::ScalarType>()));
-  }
+  // In one string: the shapes, a zero, the rest.
+  const auto text =
+      broadcast_bytes(group, shapes.dump() + '\0' + std::string(rest.begin(), rest.end()), source);
+  const auto end = text.find('\0');
+  if (group.rank() != source)
+    for (const auto& each : nlohmann::json::parse(text.substr(0, end)))
+      tensors.push_back(at::empty(each[1].get<std::vector<std::int64_t>>(), each[0].get<at::ScalarType>()));
   std::vector<at::Tensor> bytes;  // Gloo does not send every type
   for (const auto& tensor : tensors) bytes.push_back(tensor.view({-1}).view(at::kByte));
   ddp::broadcast_from(group, bytes, source);
   if (group.rank() == source) return *state;
-  return to_training_state(torch::jit::unpickle(rest.data(), rest.size(), nullptr, tensors), "memory");
+  return to_training_state(
+      torch::jit::unpickle(text.data() + end + 1, text.size() - end - 1, nullptr, tensors), "memory");
 }
 
 /// The state in a memory file.
