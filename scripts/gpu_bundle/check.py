@@ -5,7 +5,8 @@
   cpu         the tasks train on the CPU, whose losses the GPU's are compared with
   tests       the GPU tests
   trainings   every task in every precision, eager beside the CPU and as a CUDA graph beside eager; every optimizer
-  faults      a hidden GPU, a missing plug-in, too little memory and a killed rank: one clear line and the right exit code
+  faults      a hidden GPU, a missing plug-in, too little memory and a killed rank: one clear line and the right exit code;
+              a killed rank that is replaced, over Gloo and NCCL: the losses of an undisturbed run
   speed       steps per second of mnist, cifar10 and sam, eager and as a CUDA graph, beside Python's
   launch      from launch to the first step, ddprun and worker beside torchrun and Python
   profile     kernel launches and waits in a step
@@ -34,7 +35,7 @@ from measure import check_accuracy, check_launch, check_profile, check_speed
 from run import TASKS, Check, OutOfTime, children, ended, make_data, stopped_after
 from table import markdown
 
-MINUTES = {"libraries": 1, "cpu": 2, "tests": 8, "trainings": 10, "faults": 3, "speed": 8, "launch": 3, "profile": 4, "accuracy": 6}
+MINUTES = {"libraries": 1, "cpu": 2, "tests": 8, "trainings": 10, "faults": 5, "speed": 8, "launch": 3, "profile": 4, "accuracy": 6}
 PRECISIONS = [["--precision=32"], ["--precision=bf16-mixed"], ["--precision=16-mixed"], ["--precision=bf16-mixed", "--channels-last"]]
 OPTIMIZERS = [["--optimizer=sgd", "--momentum=0.9", "--lr=0.01"], ["--optimizer=adamw"], ["--optimizer=adadelta", "--lr=0.1"]]
 
@@ -119,18 +120,45 @@ def check_trainings(check):
     check.each([(what, lambda what=what, function=function, rest=rest: function(what, *rest)) for what, function, *rest in checks], check.several())
 
 
-def killed_rank(check):
-    job = subprocess.Popen([check.bundle / "bin/ddprun", "--nproc-per-node=2", check.bundle / "bin/worker", "toy", "100000", "1",
-                            f"--device={check.device}", f"--out={check.folder / 'killed'}", "--overwrite", "--no-tensorboard"], env=check.environment,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with stopped_after(job, min(60, check.seconds_left())):
-        next((line for line in job.stdout if "Epoch" in line), None)  # it trains
-        workers = [pid for pid in children(job.pid) if b"toy" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+def with_killed_rank(check, words, after):
+    """Runs words on two ranks under ddprun and kills the second once a line says so. The end, or why there was no kill."""
+    job = subprocess.Popen([check.bundle / "bin/ddprun", "--nproc-per-node=2", *words, f"--device={check.device}", "--overwrite", "--no-tensorboard"],
+                           env=check.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with stopped_after(job, min(90, check.seconds_left())):
+        next((line for line in job.stdout if after in line), None)  # it trains
+        workers = [pid for pid in children(job.pid) if b"--overwrite" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
         if not workers:
             return "no worker is there"
         os.kill(workers[-1], signal.SIGKILL)
-        _, errors = job.communicate()
-    return ended(subprocess.CompletedProcess([], job.returncode, "", errors), 128 + signal.SIGKILL, ["signal 9 (SIGKILL)"])
+        out, errors = job.communicate()
+    return subprocess.CompletedProcess([], job.returncode, out, errors)
+
+
+def killed_rank(check):
+    done = with_killed_rank(check, [check.bundle / "bin/worker", "toy", "100000", "1", f"--out={check.folder / 'killed'}"], "Epoch")
+    return done if isinstance(done, str) else ended(done, 128 + signal.SIGKILL, ["signal 9 (SIGKILL)"])
+
+
+def replaced_rank(check, backend):
+    """NCCL takes the two ranks of one GPU for those of two hosts."""
+    def words(out):
+        return ["--recover=rank", "--max-restarts=3", "sh", "-c", 'NCCL_HOSTID=$RANK exec "$0" "$@"', check.bundle / "bin/worker", "mnist",
+                f"--data={check.folder / 'mnist'}", "--limit-train=32768", "--batch-size=32", "--max-steps=300", "--log-interval=1", "--deterministic",
+                f"--backend={backend}", "--recover-on-gpu", f"--out={check.folder / out}"]
+    whole, out = f"whole-{backend}", f"replaced-{backend}"
+    undisturbed = check.run([check.bundle / "bin/ddprun", "--nproc-per-node=2", *words(whole), f"--device={check.device}", "--overwrite",
+                             "--no-tensorboard"], {})
+    if undisturbed.returncode != 0:
+        return ended(undisturbed)
+    done = with_killed_rank(check, words(out), "(3%)")
+    if isinstance(done, str) or done.returncode != 0:
+        return done if isinstance(done, str) else ended(done)
+    if "continuing from memory after step" not in done.stdout:
+        return f"nothing continued from memory: {done.stderr[-400:]}"
+    steps, losses = check.column(out, "step"), check.column(out, "train_loss")
+    expected = dict(zip(check.column(whole, "step"), check.column(whole, "train_loss")))
+    differ = [step for step, loss in zip(steps, losses) if loss != expected.get(step)]
+    return f"the losses differ from step {differ[0]:.0f} on" if differ else ""
 
 
 def check_faults(check):
@@ -140,9 +168,10 @@ def check_faults(check):
 
     few = "per_process_memory_fraction:0.01"
     checks = [("a hidden GPU", lambda: refused("toy", 2, "--device=cuda: expected an NVIDIA GPU", [], {"CUDA_VISIBLE_DEVICES": ""})),
-              ("a killed rank", lambda: killed_rank(check))]
+              ("a killed rank", lambda: killed_rank(check)), ("a replaced rank, over gloo", lambda: replaced_rank(check, "gloo"))]
     if check.device == "cuda":
-        checks += [("a missing plug-in", lambda: refused("toy", 2, "/no/such.so", [], {"DDPRUN_CUDA_PLUGIN": "/no/such.so"})),
+        checks += [("a replaced rank, over nccl", lambda: replaced_rank(check, "nccl")),
+                   ("a missing plug-in", lambda: refused("toy", 2, "/no/such.so", [], {"DDPRUN_CUDA_PLUGIN": "/no/such.so"})),
                    ("too little memory", lambda: refused("cifar10", 1, "out of memory", ["--batch-size=18432", "--max-steps=1", "--precision=32"],
                                                          {"PYTORCH_CUDA_ALLOC_CONF": few, "PYTORCH_ALLOC_CONF": few}))]
     check.each(checks)

@@ -204,6 +204,17 @@ TEST_CASE(
   });
 }
 
+TEST_CASE("ranks share a GPU over NCCL if NCCL takes them for ranks of different hosts", "[groups]") {
+  test::make_fake_gpus(1);
+  for (const bool apart : {false, true})
+    spawn(2, [&](const WorkerEnv& env) {
+      if (apart) ::setenv("NCCL_HOSTID", std::to_string(env.rank).c_str(), 1);
+      auto group = ProcessGroup::connect(env, {.device = ddp::DeviceChoice::kCuda});
+      ensure(group.backend() == (apart ? "nccl" : "gloo"), "the backend");
+      group.close();
+    });
+}
+
 TEST_CASE("DDP over a subgroup averages over its ranks alone", "[groups]") {
   test::run_ranks(3, [](const ProcessGroup& world) {
     const auto group = world.new_group({0, 2});
