@@ -23,6 +23,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import resource
 import shutil
@@ -168,7 +169,7 @@ def measure(make_command, ranks, kills, limit):
                     new = None
                     break
                 if new:
-                    time.sleep(max(0, new + 3 - time.monotonic()))  # another process stands by
+                    time.sleep(max(0, new + random.uniform(3, 5) - time.monotonic()))  # another process stands by
                 pids, before, at = job.ranks(), job.newest(), time.monotonic()
                 for rank in range(ranks):
                     os.kill(pids[1 - rank], signal.SIGKILL)

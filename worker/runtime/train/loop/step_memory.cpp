@@ -1,5 +1,6 @@
 #include <ddprun/train/loop/step_memory.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -70,7 +71,14 @@ void StepMemory::keep_if_due(BatchLosses& losses) {
   const auto begin = Clock::now();
   if (by_time && (begin < keep_next_ || !memory_->file->idle())) return;
   memory_->keep(saver_.state_alone(committed_->at, committed_->position, beside_()));
-  keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
+  rest_since(begin);
+}
+
+void StepMemory::rest_since(Clock::time_point begin) {
+  const auto now = Clock::now();
+  // The shorter of two: other processes may have interrupted one.
+  const auto last = std::exchange(copying_took_, now - begin);
+  keep_next_ = now + kKeepRest * std::min(last, copying_took_);
 }
 
 void StepMemory::keep_part_at_once(BatchLosses& losses) {
@@ -84,7 +92,7 @@ void StepMemory::keep_part(BatchLosses& losses) {
   memory_->keep_part(
       saver_.state_alone(committed_->at, committed_->position, beside_(), EpochSums{totals_, losses}),
       run_.group);
-  keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
+  rest_since(begin);
 }
 
 void StepMemory::remember(const Ledger& spent) {

@@ -50,6 +50,7 @@ class StepMemory {
  private:
   void commit_buffers();
   bool keeps_by_time() const;
+  void rest_since(Clock::time_point begin);  ///< when copying began
 
   const Run& run_;
   CheckpointSaver& saver_;
@@ -65,6 +66,7 @@ class StepMemory {
   };
   std::optional<Committed> committed_;  // nullopt: nothing yet
   Clock::time_point keep_next_;
+  Clock::duration copying_took_ = Clock::duration::max();
   bool agreed_ = false;
   std::int64_t kept_step_ = -1;
 };
