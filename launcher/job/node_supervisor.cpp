@@ -222,6 +222,8 @@ class NodeSupervisor {
     if (end.exit_code != 0) {
       log_once(end.reason, log_error);
       record_.message = end.reason;
+    } else if (!membership_.in_round()) {
+      log_info(end.reason);
     }
     if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = EndedByPeers{end.reason};
     return {end.exit_code, std::nullopt};

@@ -51,7 +51,7 @@ const std::string* Coordinator::node_name(NodeId id) const {
 void Coordinator::join(NodeId id, const Join& join, const std::string& address, Time now) {
   if (const auto earlier = by_id_.find(join.id); earlier != by_id_.end())
     expel(earlier->second, "its ddprun has connected again", now);
-  if (ended_) return dismiss(id, last_word(false));
+  if (ended_) return dismiss(id, last_word(/*stood_by=*/false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason});
   Node& node = nodes_[id];
@@ -245,13 +245,13 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
 void Coordinator::end(int exit_code, const std::string& reason) {
   if (ended_) return;
   ended_ = End{exit_code, reason};
-  for (const auto& [id, node] : nodes_) send(id, last_word(node.started >= 0));
+  for (const auto& [id, node] : nodes_) send(id, node.started >= 0 ? *ended_ : last_word(/*stood_by=*/true));
 }
 
-/// A node whose workers never ran has not succeeded.
-End Coordinator::last_word(bool has_run) const {
-  if (has_run || ended_->exit_code != 0) return *ended_;
-  return {LaunchError::kOwnFailure,
+/// To a node whose workers have not run: it was not needed, or has come after the end.
+End Coordinator::last_word(bool stood_by) const {
+  if (ended_->exit_code != 0) return *ended_;
+  return {stood_by ? 0 : LaunchError::kOwnFailure,
           "the job " + single_quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
 }
 

@@ -127,7 +127,7 @@ class Coordinator {
   void start_round(int port, Time now);
   void stop_round(const std::string& reason, std::chrono::milliseconds pause);
   void send_waiting(NodeId id);
-  End last_word(bool has_run) const;
+  End last_word(bool stood_by) const;
   std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
   void go_on_after(const FormerRound& former, Time now);

@@ -64,6 +64,7 @@ class Membership {
     round_since_ = now;
   }
 
+  bool in_round() const { return in_round_; }
   /// Whether the node takes part or stands by, so that a lost coordinator has to be replaced.
   bool is_member() const { return in_round_ || stands_by_; }
 

@@ -223,6 +223,8 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
   const auto ends = all<End>(messages);
   if (over_) {
     promise(said<Join>(cause) ? ends.size() <= 1 : messages.empty(), "a message after the end of the job");
+    for (const auto& [id, end] : ends)
+      promise(end.exit_code != 0, "success of a node that came after the end");
     return;
   }
   over_ = ended.has_value();
@@ -230,10 +232,9 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
   std::set<Id> told, expected;
   for (const auto& [id, end] : ends) {
     promise(told.insert(id).second, "two ends for one node");
-    const bool unused = ended->exit_code == 0 && end.exit_code == 125 && !nodes_.at(id).ran;
-    promise(unused || (end.exit_code == ended->exit_code && end.reason == ended->reason),
+    const bool unused = ended->exit_code == 0 && !nodes_.at(id).ran;
+    promise(end.exit_code == ended->exit_code && (end.reason == ended->reason) != unused,
             "nodes are told different ends");
-    promise(end.exit_code != 0 || nodes_.at(id).ran, "a node that never ran is told of success");
   }
   for (const auto& [id, node] : nodes_)
     if (present(id)) expected.insert(id);
