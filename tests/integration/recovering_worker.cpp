@@ -1,6 +1,6 @@
 // A program on ddprun::run, for training_recover_test.cpp: a small network with dropout, whose steps take a
 // moment. Rank 0 prints each step and writes checkpoints to the path that it is given, before the optimizer's
-// name; "batch norm": with a layer of that kind, and Adam.
+// name; "batch norm": with a layer of that kind, and Adam; "accumulate": SGD, a step for every two batches.
 #include <ddprun/runtime.h>
 #include <torch/torch.h>
 
@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace {
 
@@ -35,7 +36,8 @@ struct Net : torch::nn::Module {
 };
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, Net& model) {
-  if (name == "sgd") return std::make_unique<torch::optim::SGD>(model.parameters(), 1e-2);
+  if (name == "sgd" || name == "accumulate")
+    return std::make_unique<torch::optim::SGD>(model.parameters(), 1e-2);
   if (name == "adam" || name == "batch norm")
     return std::make_unique<torch::optim::Adam>(model.parameters(), 1e-2);
   return ddprun::train::make_optimizer({.kind = ddprun::train::OptimizerKind::kAdamW, .lr = 1e-2},
@@ -57,10 +59,21 @@ int main(int argc, char** argv) {
     auto& optimizer = *made;
     ddprun::DataLoader loader(ctx, Numbers(), {.batch_size = 8});
     ddprun::Checkpoint checkpoint(ctx, path, model, optimizer);
+    const auto backward = [&](const torch::Tensor& input, const torch::Tensor& target) {
+      torch::mse_loss(model(input), target).backward();
+    };
+    bool half = false;
     for (std::int64_t epoch = checkpoint.resume(); epoch < 8; checkpoint.save(++epoch))
       for (auto& [input, target] : loader.epoch(epoch)) {
-        optimizer.zero_grad();
-        torch::mse_loss(model(input), target).backward();
+        if (name == "accumulate" && !std::exchange(half, !half)) {
+          const auto guard = model.no_sync();
+          optimizer.zero_grad();
+          backward(input, target);
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          continue;
+        }
+        if (name != "accumulate") optimizer.zero_grad();
+        backward(input, target);
         optimizer.step();
         const auto largest = ctx.all_reduce(input.max().item<double>(), ddprun::Op::kMax);  // after the step
         ctx.print("step of epoch ", epoch, ", largest ", largest);

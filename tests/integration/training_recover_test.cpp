@@ -106,7 +106,8 @@ TEST_CASE("ranks that are killed at any moment are replaced, and the weights are
 }
 
 TEST_CASE("a program on ddprun::run goes on in place, with its loader and its checkpoint", "[training]") {
-  const auto optimizer = GENERATE(as<std::string>(), "sgd", "adam", "fused adamw", "batch norm");
+  const auto optimizer =
+      GENERATE(as<std::string>(), "sgd", "adam", "fused adamw", "batch norm", "accumulate");
   CAPTURE(optimizer);
   const TempDir dir;
   const auto command = [&](const std::string& file) {

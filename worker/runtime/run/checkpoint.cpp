@@ -81,6 +81,7 @@ Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch
   recovery_ = recovery;
   parameters_ = module.parameters();
   round.remember = [this] { remember(); };
+  round.has_only_accumulated = [this] { return engine_ != nullptr && !has_averaged() && !has_stepped(); };
   round.seed = at::detail::getDefaultCPUGenerator().current_seed();
   recovery->rounds.announce(true);
 }
@@ -104,18 +105,22 @@ void Checkpoint::remember() {
   for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
 }
 
+/// Since the weights were remembered.
+bool Checkpoint::has_stepped() const { return sample_of(parameters_) != weights_; }
+bool Checkpoint::has_averaged() const {
+  return engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
+}
+
 /// Unless it is not certain which steps are done.
 void Checkpoint::keep_in_memory() {
   auto& memory = memory_of(*recovery_);
   const auto& round = recovery_->round;
-  const bool changed = sample_of(parameters_) != weights_;
-  const bool averaged = engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
-  const bool done = changed && round.in_batch;  // this batch's step
-  if (memory.state || round.place.epoch < 0 || (!done && (changed || averaged))) return;
+  const bool done = has_stepped() && round.in_batch;
+  if (memory.state || round.place.epoch < 0 || (!done && (has_stepped() || has_averaged()))) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = module_.buffers();
   for (std::size_t i = 0; !done && i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
-  auto state = state_after({round.place.epoch, round.place.batches + (done ? 1 : 0)});
+  auto state = state_after({round.place.epoch, done ? round.batches_after : round.place.batches});
   state.model = train::copied(state.model.toGenericDict());  // the next model takes rank 0's
   memory.state = std::move(state);
 }

@@ -59,7 +59,7 @@ std::optional<std::int64_t> Context::begin_epoch(std::int64_t number) const {
   if (recovery_ == nullptr || !recovery_->round.remember) return 0;
   auto& round = recovery_->round;
   if (number != round.next_epoch) {  // the training's last batch is over
-    if (round.in_batch) recovery_->set_place({round.place.epoch, round.place.batches + 1}, false);
+    if (round.in_batch) recovery_->set_place({round.place.epoch, round.batches_after}, false);
     return std::nullopt;
   }
   ++round.next_epoch;

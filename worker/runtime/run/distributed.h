@@ -135,6 +135,8 @@ class Checkpoint {
 
  private:
   void remember();
+  bool has_stepped() const;
+  bool has_averaged() const;
   void keep_in_memory();
   std::int64_t begin(const train::Position& position);
   void load(const train::TrainingState& state);
