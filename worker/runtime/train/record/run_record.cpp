@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -138,13 +139,20 @@ void RunRecord::remove_earlier_run() const {
 
 /// Reading all rows and writing them again takes the longer, the longer the run is.
 bool RunRecord::has_just_the_earlier_rows() const {
-  if (!options_.resumed_rows) return false;
+  if (!options_.resumed_rows || *options_.resumed_rows == 0) return false;
   const auto csv = read_or_empty(metrics_path()), jsonl = read_or_empty(jsonl_path());
   const auto lines = [](const std::string& text) {
     return text.ends_with('\n') ? std::ranges::count(text, '\n') : -1;
   };
-  return csv.starts_with(joined(options_.columns, ",") + "\n") && lines(csv) == *options_.resumed_rows + 1 &&
-         lines(jsonl) == *options_.resumed_rows;
+  const auto& columns = options_.columns;
+  if (!csv.starts_with(joined(columns, ",") + "\n") || lines(csv) != *options_.resumed_rows + 1 ||
+      lines(jsonl) != *options_.resumed_rows)
+    return false;
+  // As many rows may be others: of a full disk, or of a run that was resumed from elsewhere.
+  const auto last = split(std::string_view(csv).substr(csv.rfind('\n', csv.size() - 2) + 1), ',');
+  const auto step = static_cast<std::size_t>(std::ranges::find(columns, "step") - columns.begin());
+  return step < last.size() &&
+         std::strtod(last[step].c_str(), nullptr) <= static_cast<double>(*options_.resumed_at);
 }
 
 /// Rows of the resumed run, up to its checkpoint.

@@ -192,6 +192,13 @@ TEST_CASE("a resumed run goes on in its files if they have just its rows", "[run
     CHECK_FALSE(resume(columns, 2));
     CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
   }
+  SECTION("not if as many rows are of later steps") {
+    CHECK_FALSE([&] {
+      RunRecord record(dir.path(), {.columns = columns, .resumed_at = 2, .resumed_rows = 3});
+      return fs::hard_link_count(csv) == 2;
+    }());
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n");
+  }
   SECTION("not with other columns") {
     CHECK_FALSE(resume({"step"}, 3));
     CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n4,\n");
