@@ -148,6 +148,16 @@ class Gloo : public ProcessGroupGloo {
   std::atomic<std::uint64_t> all_reduces_ = 0;
 };
 
+struct KeptDevices {
+  std::mutex mutex;
+  std::map<std::string, GlooDevice> devices;  // by address or interface
+};
+
+KeptDevices& kept_devices() {
+  static auto& kept = *new KeptDevices;  // as the process exits, nobody waits for them
+  return kept;
+}
+
 /// This host's address for the others.
 std::string address_towards_master(const WorkerEnv& env) {
   if (env.world_size == 1 || is_loopback(env.master_addr)) return "127.0.0.1";
@@ -180,12 +190,17 @@ GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, 
   const auto make = interface.empty() ? &ProcessGroupGloo::createDeviceForHostname
                                       : &ProcessGroupGloo::createDeviceForInterface;
   if (!keep) return make(at, /*lazyInit=*/false);
-  static std::mutex mutex;
-  static auto& kept = *new std::map<std::string, GlooDevice>;  // as the process exits, nobody waits for them
-  const std::lock_guard lock(mutex);
-  auto& device = kept[at];
+  auto& kept = kept_devices();
+  const std::lock_guard lock(kept.mutex);
+  auto& device = kept.devices[at];
   if (!device) device = make(at, /*lazyInit=*/false);
   return device;
+}
+
+void forget_gloo_devices() {
+  auto& kept = kept_devices();
+  const std::lock_guard lock(kept.mutex);
+  kept.devices.clear();
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {

@@ -33,6 +33,10 @@ using GlooDevice = std::shared_ptr<gloo::transport::Device>;
 /// throws     UsageError if there is no such interface or no route to MASTER_ADDR
 GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, bool keep);
 
+/// After a group that could not connect: a device may have sockets of its pending connections, or an address
+/// that its interface no longer has.
+void forget_gloo_devices();
+
 /// The option, else GLOO_SOCKET_IFNAME, else "". throws UsageError if this host has no such interface
 std::string checked_interface(const std::string& option);
 

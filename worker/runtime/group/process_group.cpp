@@ -78,15 +78,19 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
                                 std::to_string(parent.size() - 1) + ", got " + c10::Join(", ", ranks));
 }
 
+constexpr std::chrono::milliseconds kPollAtLeastEvery{10};
+
 /// Calls it until it returns true or the time is up. False if it never did.
 /// throws  RoundOver once give_up() returns true
 bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds timeout,
                  const std::function<bool()>& is_done) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (; std::chrono::steady_clock::now() < deadline;
-       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::chrono::nanoseconds waited{0}; waited < timeout;
+       waited = std::chrono::steady_clock::now() - begin) {
     if (give_up()) throw RoundOver();
     if (is_done()) return true;
+    std::this_thread::sleep_for(
+        std::clamp<std::chrono::nanoseconds>(waited / 4, std::chrono::milliseconds(1), kPollAtLeastEvery));
   }
   return false;
 }
@@ -221,9 +225,12 @@ struct ProcessGroup::State : std::enable_shared_from_this<State> {
     });
   }
 
-  void connect() {
+  void connect() try {
     if (parts.nccl) return make();  // it needs this thread's device
     call_unless(give_up, [self = shared_from_this()] { self->make(); });
+  } catch (...) {
+    forget_gloo_devices();
+    throw;
   }
 };
 

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <future>
 
 #include <ddprun/common/files.h>
@@ -51,10 +52,14 @@ TEST_CASE("wait_for_port ends once the caller gives up", "[wait_for_port]") {
 
 TEST_CASE("wait_for_port tries often at first, then less and less often", "[wait_for_port]") {
   const Bound host;
-  int attempts = 0;
-  CHECK_FALSE(wait_for_port("127.0.0.1", host.port, 500ms, [&] { return ++attempts < 0; }));
-  CHECK(attempts >= 15);  // pauses that double would allow 11
-  CHECK(attempts <= 40);
+  int most = 0;
+  for (int tries = 0; tries < 5 && most < 15; ++tries) {  // other processes may lengthen the pauses
+    int attempts = 0;
+    CHECK_FALSE(wait_for_port("127.0.0.1", host.port, 500ms, [&] { return ++attempts < 0; }));
+    most = std::max(most, attempts);
+  }
+  CHECK(most >= 15);  // pauses that double would allow 11
+  CHECK(most <= 40);
 }
 
 TEST_CASE("wait_for_port waits for a host that comes later", "[wait_for_port]") {
