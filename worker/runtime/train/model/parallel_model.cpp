@@ -54,6 +54,11 @@ double lr_of(const OptimOptions& options, std::int64_t ranks) {
   return options.scale_lr ? scaled_lr(options.optimizer.lr, static_cast<int>(ranks)) : options.optimizer.lr;
 }
 
+/// Every rank, next.
+bool loads_from_memory(const Run& run) {
+  return run.options.memory != nullptr && run.options.memory->state.has_value();
+}
+
 ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
   const auto& parallel = run.options.parallel;
   ddp::DistributedDataParallel::Options options;
@@ -61,8 +66,7 @@ ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
   options.find_unused_parameters = parallel.find_unused;
   options.static_graph = parallel.static_graph;
   options.gradient_as_bucket_view = parallel.bucket_view;
-  const auto* memory = run.options.memory;
-  options.init_sync = memory == nullptr || !memory->state;  // else all load that next
+  options.init_sync = !loads_from_memory(run);
   return options;
 }
 
@@ -70,6 +74,7 @@ class ReplicatedEngine : public ParallelEngine {
  public:
   ReplicatedEngine(const Run& run, ddp::CommHook hook)
       : ParallelEngine(run), ddp_(module_, run.group, ddp_options(run)) {
+    if (loads_from_memory(run)) ddp::check_same_module(run.group, ddp::replicated_state(module_, {}));
     if (hook) ddp_.register_comm_hook(std::move(hook));
   }
 
