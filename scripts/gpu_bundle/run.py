@@ -88,9 +88,11 @@ class Check:
         return self.run([self.bundle / "bin/worker", task, *TASKS[task], f"--out={self.folder / out}", "--overwrite", "--no-tensorboard",
                          "--log-interval=1", *([f"--data={data}"] if data.exists() else []), *flags], environment or {})
 
-    def column(self, out, name):
+    def column(self, out, *names):
+        """Of the rows with all of these names; several names: tuples."""
         with open(self.folder / out / "metrics.csv") as file:
-            return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+            rows = [tuple(float(row[name]) for name in names) for row in csv.DictReader(file) if all(map(row.get, names))]
+        return rows if len(names) > 1 else [value for value, in rows]
 
 
 def ended(done, code=0, lines=()):
