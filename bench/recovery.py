@@ -2,7 +2,8 @@
 """What a lost rank costs: SIGKILL of one rank of two, or of both, in an MNIST training. Prints a table in Markdown.
 
 usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3] [--ft-launcher ft_launcher]
-                   [--torchft PYTHON] [--limit 60] [--cases TEXT] [--worker-flags='FLAG...']
+                   [--torchft PYTHON] [--limit 60] [--cases TEXT] [--worker-flags='FLAG...'] [--batch-size 128]
+                   [--goodput SECONDS --steps 900] [--cost PAIRS]
 
 Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed and, for root, on two nodes and a spare, the
 worker and a Python program restarted as a whole from a checkpoint every 5 steps and, if they are given, the Python program under torchrun and

@@ -178,6 +178,8 @@ void check_task_flags(const SlurmStep& step, const settings::Values& values, con
                                         " (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES)");
   const std::pair<const char*, const char*> of_one_task[] = {{"virtual-local-rank", "--gpus-per-task"},
                                                              {"numa-binding", "--cpu-bind"}};
+  if (options.nodes.spares > 0)
+    values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + tasks);
   for (const auto& [flag, sruns] : of_one_task)
     if (values.given(flag) && values.text(flag) != "false")
       throw UsageError(values.source(flag) + ": expected srun's own " + sruns +
@@ -255,7 +257,8 @@ void apply_step(const SlurmStep& step, const settings::Values& values, Options& 
   nodes.token_is_derived = nodes.token.empty();
   if (nodes.token_is_derived) nodes.token = "slurm-" + step.id;
   if (step.one_task_a_node()) {
-    nodes.node_rank = step.node;
+    if (step.node < nodes.max_nodes)
+      nodes.node_rank = step.node;  // else a spare, which gets the rank of the node that it replaces
     nodes.node_name = name;
     nodes.names = step.nodes;
     return;

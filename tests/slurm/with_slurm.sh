@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command with a real, private Slurm, beside any other: munge, slurmctld and two nodes on this machine, 127.0.0.1
-# and 127.0.0.2, which is what their names are, so that nothing has to know them. Everything lies in a temporary folder that
+# Runs a command with a real, private Slurm, beside any other: munge, slurmctld and two nodes on this machine
+# (SLURM_TEST_NODES=3: three), 127.0.0.1 and 127.0.0.2, which is what their names are, so that nothing has to know them. Everything lies in a temporary folder that
 # SLURM_CONF points into. No root is needed, and all is ended in the end, also if this script is killed.
 # To try a batch script by hand: tests/slurm/with_slurm.sh bash
 #
@@ -13,6 +13,7 @@ for program in munged slurmctld slurmd sbatch; do
   command -v "$program" >/dev/null || skip "no $program here (packages slurm-wlm, munge)"
 done
 
+nodes=${SLURM_TEST_NODES:-2}
 unset "${!SLURM_@}" "${!SBATCH_@}" "${!SRUN_@}" # of another Slurm
 folder=$(mktemp -d)
 chmod 755 "$folder" # munge wants its socket to be reachable for all
@@ -58,12 +59,12 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# The first of three ports in a row that are free; below those that the kernel gives away by itself.
+# The first of some ports in a row that are free, for slurmctld and each node; below those that the kernel gives away by itself.
 free_ports() {
-  python3 - <<'PYTHON'
-import random, socket
-for first in random.sample(range(10000, 19997), 100):
-    sockets = [socket.socket() for _ in range(3)]
+  python3 - "$nodes" <<'PYTHON'
+import random, socket, sys
+for first in random.sample(range(10000, 19990), 100):
+    sockets = [socket.socket() for _ in range(int(sys.argv[1]) + 1)]
     try:
         for i, s in enumerate(sockets):
             s.bind(("", first + i))
@@ -105,7 +106,7 @@ ReturnToService=2
 KillWait=5
 FirstJobId=$((RANDOM + 1))
 GresTypes=gpu
-NodeName=127.0.0.[1-2] NodeAddr=127.0.0.[1-2] NodeHostname=${host%%.*} Port=[$((port + 1))-$((port + 2))] CPUs=8 Gres=gpu:2
+NodeName=127.0.0.[1-$nodes] NodeAddr=127.0.0.[1-$nodes] NodeHostname=${host%%.*} Port=[$((port + 1))-$((port + nodes))] CPUs=8 Gres=gpu:2
 PartitionName=test Nodes=ALL Default=YES State=UP OverSubscribe=FORCE
 CONF
   # No cgroup is used, but slurmd loads a plugin; the one that it finds by itself wants more than a container has.
@@ -121,16 +122,18 @@ start() {
 }
 
 start_slurm() {
-  mkdir "$folder/state" "$folder/spool.127.0.0.1" "$folder/spool.127.0.0.2"
+  mkdir "$folder/state"
   (umask 077; head -c 128 /dev/urandom >"$folder/munge.key")
   write_conf
   export SLURM_CONF=$conf
   start munged munged --foreground --key-file="$folder/munge.key" --socket="$folder/munge.socket" \
     --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" --seed-file="$folder/munged.seed"
   start slurmctld slurmctld -D
-  start slurmd.1 slurmd -D -N 127.0.0.1
-  start slurmd.2 slurmd -D -N 127.0.0.2
-  local begin=$SECONDS
+  local node begin=$SECONDS
+  for ((node = 1; node <= nodes; ++node)); do
+    mkdir "$folder/spool.127.0.0.$node"
+    start "slurmd.$node" slurmd -D -N "127.0.0.$node"
+  done
   while ((SECONDS - begin < 20)); do
     if [ "$(timeout 5 sinfo --noheader --format=%T 2>/dev/null)" = idle ]; then return; fi
     sleep 0.1

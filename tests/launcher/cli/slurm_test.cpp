@@ -192,6 +192,11 @@ TEST_CASE("with spares the step's next nodes may take the coordinator's place", 
   const auto nodes = parse_steps({"--spares=1", "--recover=rank"}, three).nodes;
   CHECK(nodes.min_nodes == 2);
   CHECK(nodes.max_nodes == 2);
+  CHECK(nodes.node_rank == 0);
+  three["SLURM_NODEID"] = three["SLURM_PROCID"] = "2";
+  three["SLURMD_NODENAME"] = "n3";
+  CHECK_FALSE(parse_steps({"--spares=1"}, three).nodes.node_rank);
+  CHECK(parse_steps({}, three).nodes.node_rank == 2);
   const int port = 20000 + 6 * 131 + 3;
   CHECK(nodes.successors == std::vector<Endpoint>{{"n2", port}, {"n3", port}});
   CHECK_THROWS_WITH(
@@ -242,6 +247,8 @@ TEST_CASE("several tasks a node leave the number of workers and their devices to
   const auto [flag, expected] = GENERATE(table<std::string, std::string>({
       {"--nproc-per-node=2",
        "--nproc-per-node: expected 1, or srun --ntasks-per-node=1, where srun starts 3 tasks"},
+      {"--spares=1",
+       "--spares: expected 0, or srun --ntasks-per-node=1, where srun starts 3 tasks on 2 nodes, got"},
       {"--nproc-per-node=gpu", "on 2 nodes (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES), got 'gpu'"},
       {"--virtual-local-rank", "--virtual-local-rank: expected srun's own --gpus-per-task"},
       {"--numa-binding=node", "--numa-binding: expected srun's own --cpu-bind"},
