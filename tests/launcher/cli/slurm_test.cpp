@@ -197,6 +197,9 @@ TEST_CASE("with spares the step's next nodes may take the coordinator's place", 
   three["SLURMD_NODENAME"] = "n3";
   CHECK_FALSE(parse_steps({"--spares=1"}, three).nodes.node_rank);
   CHECK(parse_steps({}, three).nodes.node_rank == 2);
+  CHECK_THROWS_WITH(parse_steps({"--spares=1"}, third_task()),
+                    ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, where srun starts "
+                                      "3 tasks on 2 nodes"));
   const int port = 20000 + 6 * 131 + 3;
   CHECK(nodes.successors == std::vector<Endpoint>{{"n2", port}, {"n3", port}});
   CHECK_THROWS_WITH(
@@ -247,8 +250,6 @@ TEST_CASE("several tasks a node leave the number of workers and their devices to
   const auto [flag, expected] = GENERATE(table<std::string, std::string>({
       {"--nproc-per-node=2",
        "--nproc-per-node: expected 1, or srun --ntasks-per-node=1, where srun starts 3 tasks"},
-      {"--spares=1",
-       "--spares: expected 0, or srun --ntasks-per-node=1, where srun starts 3 tasks on 2 nodes, got"},
       {"--nproc-per-node=gpu", "on 2 nodes (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES), got 'gpu'"},
       {"--virtual-local-rank", "--virtual-local-rank: expected srun's own --gpus-per-task"},
       {"--numa-binding=node", "--numa-binding: expected srun's own --cpu-bind"},
