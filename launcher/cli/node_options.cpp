@@ -186,8 +186,10 @@ void read_static(const settings::Values& values, Options& options) {
   const int port = nodes.endpoint.port;
   if (options.master_port && *options.master_port != port)
     values.reject("master-port", "the port of --rdzv-endpoint, " + std::to_string(port) + ", or none");
+  if (nodes.spares > 0)
+    values.reject("spares", "--rdzv-endpoint=HOST:PORT, where no node needs a rank, or 0");
   // A job that nodes may join while it runs needs the port for itself.
-  nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes && nodes.spares == 0;
+  nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes;
   options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
   if (!nodes.node_rank)
     throw UsageError(values.source(values.given("master-addr") ? "master-addr" : "rdzv-backend") +

@@ -271,11 +271,42 @@ TEST_CASE("after a lost rank an epoch has as many batches as before", "[recover]
     DataLoader loader(ctx, TwelveExamples(), {.batch_size = 2});
     Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
     int seen = 0;
-    for ([[maybe_unused]] auto& batch : loader.epoch(checkpoint.resume()))
+    for (auto& [input, target] : loader.epoch(checkpoint.resume())) {
       if (++seen == 5 && ctx.env().round == 0) throw LostRank();
+      torch::mse_loss(model(input), target).backward();
+      optimizer.step();
+    }
     batches = {loader.batches(), seen};
   });
   CHECK(batches == std::vector<std::int64_t>{6, 2});
+}
+
+TEST_CASE("after a lost rank the batches since the last step are done again", "[recover]") {
+  RecoveringRank rank;
+  std::vector<std::vector<float>> seen;  // by round
+  rank.run([&](Context& ctx) {
+    DistributedDataParallel<SmallNet> model(ctx, SmallNet());
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    DataLoader loader(ctx, TwelveExamples(), {.batch_size = 2});
+    Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
+    auto& batches = seen.emplace_back();
+    for (auto& [input, target] : loader.epoch(checkpoint.resume())) {
+      batches.push_back(input[0][0].item<float>());
+      const auto backward = [&] { torch::mse_loss(model(input), target).backward(); };
+      if (batches.size() % 2 == 1) {
+        const auto no_sync = model.no_sync();
+        backward();
+        continue;
+      }
+      if (seen.size() == 1 && batches.size() == 4) throw LostRank();
+      backward();
+      optimizer.step();
+    }
+  });
+  REQUIRE(seen.size() == 2);
+  REQUIRE(seen[1].size() == 4);
+  CHECK(seen[1][0] == seen[0][2]);
+  CHECK(seen[1][1] == seen[0][3]);
 }
 
 TEST_CASE("a checkpoint keeps what it is told to, in the file and in memory", "[recover]") {
