@@ -176,10 +176,10 @@ void check_task_flags(const SlurmStep& step, const settings::Values& values, con
   if (wanted.kind != WorkersWanted::Kind::kCount || wanted.count != 1)
     values.reject("nproc-per-node", "1, or srun --ntasks-per-node=1, where srun starts " + tasks +
                                         " (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES)");
-  const std::pair<const char*, const char*> of_one_task[] = {{"virtual-local-rank", "--gpus-per-task"},
-                                                             {"numa-binding", "--cpu-bind"}};
   if (options.nodes.spares > 0)
     values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + tasks);
+  const std::pair<const char*, const char*> of_one_task[] = {{"virtual-local-rank", "--gpus-per-task"},
+                                                             {"numa-binding", "--cpu-bind"}};
   for (const auto& [flag, sruns] : of_one_task)
     if (values.given(flag) && values.text(flag) != "false")
       throw UsageError(values.source(flag) + ": expected srun's own " + sruns +
