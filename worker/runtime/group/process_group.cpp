@@ -22,6 +22,7 @@
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/rounds.h>
+#include <ddprun/group/store.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -89,8 +90,7 @@ bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds
        waited = std::chrono::steady_clock::now() - begin) {
     if (give_up()) throw RoundOver();
     if (is_done()) return true;
-    std::this_thread::sleep_for(
-        std::clamp<std::chrono::nanoseconds>(waited / 4, std::chrono::milliseconds(1), kPollAtLeastEvery));
+    std::this_thread::sleep_for(pause_after(waited, kPollAtLeastEvery));
   }
   return false;
 }

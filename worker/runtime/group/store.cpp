@@ -139,6 +139,10 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
   return file ? file->string() : env.master_addr + ":" + std::to_string(env.master_port);
 }
 
+std::chrono::nanoseconds pause_after(std::chrono::nanoseconds waited, milliseconds at_most) {
+  return std::clamp<std::chrono::nanoseconds>(waited / 4, milliseconds(1), at_most);
+}
+
 bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_most,
                    const std::function<bool()>& give_up) {
   const auto begin = Clock::now();
@@ -150,10 +154,8 @@ bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_
       const auto left = std::chrono::duration_cast<milliseconds>(begin + at_most - Clock::now());
       if (can_connect(*address, std::max(left, milliseconds(1)), give_up)) return true;
     }
-    // A quarter of the wait so far: a short wait ends soon after the port opens, a long one takes few
-    // attempts.
-    const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
-    const auto pause = std::clamp(waited / 4, milliseconds(1), milliseconds(100));
+    const auto waited = Clock::now() - begin;
+    const auto pause = pause_after(waited, milliseconds(100));
     if (waited + pause >= at_most) return false;
     std::this_thread::sleep_for(pause);
   }

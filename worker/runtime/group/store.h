@@ -34,6 +34,10 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
 /// UsageError like make_store(), or if DDPRUN_STORE_FD is not a socket of MASTER_PORT
 void check_store(const WorkerEnv& env, const std::string& init_method);
 
+/// Between two attempts, after a wait of that length: a quarter of it, at least a millisecond. So a short
+/// wait ends soon after what it waits for, and a long one takes few attempts.
+std::chrono::nanoseconds pause_after(std::chrono::nanoseconds waited, std::chrono::milliseconds at_most);
+
 /// Waits until something listens at host:port, by connecting and disconnecting. Retries within milliseconds;
 /// a TCPStore client that arrives before its host sleeps for half a second or more.
 ///

@@ -26,12 +26,6 @@ std::string line_of(const MetricRow& row, const std::vector<std::string>& column
   return joined(cells, ",") + "\n";
 }
 
-std::string begin_of(const std::vector<std::string>& columns, const std::vector<MetricRow>& first) {
-  std::string text = joined(columns, ",") + "\n";
-  for (const auto& row : first) text += line_of(row, columns);
-  return text;
-}
-
 std::string line_of(const MetricRow& row) {
   std::string line = "{";
   for (const auto& [name, value] : row)
@@ -40,10 +34,14 @@ std::string line_of(const MetricRow& row) {
   return line + "}\n";
 }
 
-std::string begin_of(const std::vector<MetricRow>& first) {
-  std::string text;
-  for (const auto& row : first) text += line_of(row);
-  return text;
+using Rows = std::optional<std::vector<MetricRow>>;
+
+/// The file that these lines begin; nullopt: it has them.
+AppendFile begin_file(const std::filesystem::path& path, std::string text, const Rows& rows,
+                      const auto& line_of_row) {
+  if (!rows) return {path, std::nullopt};
+  for (const auto& row : *rows) text += line_of_row(row);
+  return {path, text, /*keep_until_written=*/!rows->empty()};
 }
 
 }  // namespace
@@ -56,19 +54,16 @@ std::string number_text(double value) {
   return text;
 }
 
-AppendFile::AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written)
+AppendFile::AppendFile(std::filesystem::path path, std::optional<std::string_view> begin,
+                       bool keep_until_written)
     : path_(std::move(path)) {
-  if (keep_until_written) write_file_atomic(path_, begin);
-  open(keep_until_written ? 0 : O_TRUNC);
-  if (keep_until_written)
-    size_ = static_cast<std::int64_t>(begin.size());
+  if (begin && keep_until_written) write_file_atomic(path_, *begin);
+  const bool starts = begin && !keep_until_written;
+  open(starts ? O_TRUNC : 0);
+  if (starts)
+    append(*begin);
   else
-    append(begin);
-}
-
-AppendFile::AppendFile(std::filesystem::path path, GoOn) : path_(std::move(path)) {
-  open(0);
-  size_ = static_cast<std::int64_t>(std::filesystem::file_size(path_));
+    size_ = static_cast<std::int64_t>(std::filesystem::file_size(path_));
 }
 
 void AppendFile::open(int truncate) {
@@ -85,9 +80,10 @@ void AppendFile::append(std::string_view record) {
   size_ += static_cast<std::int64_t>(record.size());
 }
 
-CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
-                 const std::vector<MetricRow>& first)
-    : columns_(std::move(columns)), file_(path, begin_of(columns_, first), !first.empty()) {}
+CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> columns, const Rows& first)
+    : columns_(std::move(columns)),
+      file_(begin_file(path, joined(columns_, ",") + "\n", first,
+                       [&](const MetricRow& row) { return line_of(row, columns_); })) {}
 
 void CsvSink::add(const MetricRow& row) { file_.append(line_of(row, columns_)); }
 
@@ -121,8 +117,8 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
   return rows;
 }
 
-JsonlSink::JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first)
-    : file_(path, begin_of(first), !first.empty()) {}
+JsonlSink::JsonlSink(const std::filesystem::path& path, const Rows& first)
+    : file_(begin_file(path, "", first, [](const MetricRow& row) { return line_of(row); })) {}
 
 void JsonlSink::add(const MetricRow& row) { file_.append(line_of(row)); }
 

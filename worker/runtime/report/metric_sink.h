@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,17 +27,15 @@ class MetricSink {
   virtual void add(const MetricRow& row) = 0;
 };
 
-/// For a constructor: the file ends with a whole record, and more follow.
-struct GoOn {};
-
 /// A file that grows by whole records and never keeps a partial one, even on a full disk.
 class AppendFile {
  public:
   /// Creates or replaces the file, starting with these bytes. throws IoError
   ///
+  /// begin               nullopt: keeps the file, which ends with a whole record
   /// keep_until_written  a crash leaves either the old file or the new one with these bytes; costs an fsync
-  AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written = false);
-  AppendFile(std::filesystem::path path, GoOn);
+  AppendFile(std::filesystem::path path, std::optional<std::string_view> begin,
+             bool keep_until_written = false);
 
   /// Passes the record to the kernel: it survives this process, but not a power failure.
   /// throws  IoError, after removing any partial record
@@ -58,12 +57,10 @@ class CsvSink : public MetricSink {
   /// Creates or replaces the file, starting with a header line. throws IoError
   ///
   /// first  rows to start with, such as a resumed run's earlier ones; replaces an existing file atomically,
-  ///        so a crash loses none of them
+  ///        so a crash loses none of them. nullopt: the file has these columns and whole rows, and more
+  ///        follow
   CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
-          const std::vector<MetricRow>& first = {});
-  /// The file has these columns.
-  CsvSink(const std::filesystem::path& path, std::vector<std::string> columns, GoOn go_on)
-      : columns_(std::move(columns)), file_(path, go_on) {}
+          const std::optional<std::vector<MetricRow>>& first = std::vector<MetricRow>());
 
   /// Leaves columns empty that the row does not name. Formats numbers with number_text().
   /// throws  IoError; std::logic_error for a name without a column
@@ -83,8 +80,8 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path);
 class JsonlSink : public MetricSink {
  public:
   /// Creates or replaces the file. first: as in CsvSink. throws IoError
-  explicit JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first = {});
-  JsonlSink(const std::filesystem::path& path, GoOn go_on) : file_(path, go_on) {}
+  explicit JsonlSink(const std::filesystem::path& path,
+                     const std::optional<std::vector<MetricRow>>& first = std::vector<MetricRow>());
   void add(const MetricRow& row) override;
 
  private:

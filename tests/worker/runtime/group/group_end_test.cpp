@@ -2,6 +2,8 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <stdexcept>
@@ -123,6 +125,37 @@ TEST_CASE("a barrier names the missing ranks on all that came, and one that come
     }
     group.barrier(kPatience);  // and the group goes on
     ensure(ddp::all_reduce_sum(group, {1})[0] == 3, "the sum over ranks");
+  });
+}
+
+TEST_CASE("a rank that may give up looks often at first whether the others came, then less often",
+          "[group_end]") {
+  const HeldPort port;
+  const Signal done;
+  test::fork_ranks(2, [&](int rank) {
+    int looks = 0, early = 0;
+    auto begin = std::chrono::steady_clock::now();
+    const auto look = [&] {
+      ++looks;
+      if (std::chrono::steady_clock::now() - begin < 30ms) ++early;
+      return false;
+    };
+    const auto group = ProcessGroup::connect(test::rank_env(port, rank, 2), {.give_up = look});
+    if (rank == 1) return done.wait();
+    int most_early = 0, fewest = 1000;
+    for (int tries = 0; tries < 5 && most_early < 7; ++tries) {  // other processes may lengthen the pauses
+      looks = early = 0;
+      begin = std::chrono::steady_clock::now();
+      try {
+        group.barrier(500ms);
+      } catch (const ddp::MissingRanks&) {
+      }
+      most_early = std::max(most_early, early);
+      fewest = std::min(fewest, looks);
+    }
+    done.send();
+    ensure(most_early >= 7, "pauses of 10 ms allow four within 30 ms");
+    ensure(fewest > 20 && fewest <= 150, "pauses of a millisecond allow over 300 in half a second");
   });
 }
 

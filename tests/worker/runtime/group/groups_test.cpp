@@ -11,6 +11,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/process_group.h>
@@ -76,6 +77,29 @@ TEST_CASE("a process that may connect again keeps Gloo's socket and thread", "[g
     ensure(kept.threads == before.threads + 1, "Gloo's thread is kept");
     connect_and_fail();
     ensure(Held() == kept, "and used again");
+  });
+}
+
+TEST_CASE("after a group that could not connect, Gloo's socket is a new one", "[groups]") {
+  const HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    const auto env = test::rank_env(port, rank, 2);
+    const auto group = ProcessGroup::connect(env, {.give_up = [] { return false; }});
+    const auto device = ddp::make_gloo_device(env, "", /*keep=*/true);
+    ensure(ddp::make_gloo_device(env, "", /*keep=*/true) == device, "it is kept");
+    if (rank == 1) {
+      ddp::all_gather(group, "0, 1");  // as if it called new_group(), before it is lost
+    } else {
+      bool failed = false;
+      try {
+        (void)group.new_group({0, 1}, 300ms);
+      } catch (const std::exception&) {
+        failed = true;
+      }
+      ensure(failed, "the other rank does not connect");
+      ensure(ddp::make_gloo_device(env, "", /*keep=*/true) != device, "it is another one");
+    }
+    group.barrier(60s);
   });
 }
 

@@ -42,7 +42,7 @@ TEST_CASE("a resumed run's lines begin with those of before", "[jsonl_sink]") {
   const TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
   write_file_atomic(path, "of a run that went further\n");
-  JsonlSink sink(path, {{{"step", 10}}});
+  JsonlSink sink(path, std::vector<MetricRow>{{{"step", 10}}});
   sink.add({{"step", 20}});
   CHECK(read_file(path) == "{\"step\":10}\n{\"step\":20}\n");
 }

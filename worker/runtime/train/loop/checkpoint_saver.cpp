@@ -226,7 +226,7 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   if (resumed.path.empty() && run_.options.memory->parts)
     model_.load_part(state);
   else
-    model_.load(state, resumed.path.empty() ? "memory" : resumed.path);
+    model_.load(state, resumed.path.empty() ? kInMemory : resumed.path);
   if (static_cast<int>(state.generators.size()) == run_.group.size())
     set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
   const auto restore = [&](const std::string& name, const auto& load) {

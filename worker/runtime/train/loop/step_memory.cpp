@@ -12,11 +12,16 @@
 namespace ddprun::train {
 namespace {
 
-/// The state is copied in the foreground, and pickled and written in the background for about three times as
-/// long.
-constexpr int kKeepRest = 400;
+/// Pauses last this many times as long as a copy. In the background, pickling and writing take about three
+/// times as long as it.
+constexpr int kPause = 400;
 
 }  // namespace
+
+void CopyPause::copied(Clock::time_point begin, Clock::time_point end) {
+  const auto last = std::exchange(took_, end - begin);
+  next_ = end + kPause * std::min(last, took_);
+}
 
 StepMemory::StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
                        std::function<InMemory()> beside)
@@ -54,7 +59,7 @@ bool StepMemory::keeps_by_time() const {
 }
 
 bool StepMemory::can_keep_part() const {
-  return has_parts() && keeps_by_time() && Clock::now() >= keep_next_ && memory_->ready();
+  return has_parts() && keeps_by_time() && Clock::now() >= copy_pause_.next() && memory_->ready();
 }
 
 void StepMemory::keep_if_due(BatchLosses& losses) {
@@ -69,16 +74,9 @@ void StepMemory::keep_if_due(BatchLosses& losses) {
     return;
   }
   const auto begin = Clock::now();
-  if (by_time && (begin < keep_next_ || !memory_->file->idle())) return;
+  if (by_time && (begin < copy_pause_.next() || !memory_->file->idle())) return;
   memory_->keep(saver_.state_alone(committed_->at, committed_->position, beside_()));
-  rest_since(begin);
-}
-
-void StepMemory::rest_since(Clock::time_point begin) {
-  const auto now = Clock::now();
-  // The shorter of two: other processes may have interrupted one.
-  const auto last = std::exchange(copying_took_, now - begin);
-  keep_next_ = now + kKeepRest * std::min(last, copying_took_);
+  copy_pause_.copied(begin, Clock::now());
 }
 
 void StepMemory::keep_part_at_once(BatchLosses& losses) {
@@ -92,7 +90,7 @@ void StepMemory::keep_part(BatchLosses& losses) {
   memory_->keep_part(
       saver_.state_alone(committed_->at, committed_->position, beside_(), EpochSums{totals_, losses}),
       run_.group);
-  rest_since(begin);
+  copy_pause_.copied(begin, Clock::now());
 }
 
 void StepMemory::remember(const Ledger& spent) {

@@ -16,6 +16,18 @@
 
 namespace ddprun::train {
 
+/// When to copy the state next: copies take at most a 400th of the time. A copy counts as long as the shorter
+/// of the last two, since other processes may have interrupted one.
+class CopyPause {
+ public:
+  void copied(Clock::time_point begin, Clock::time_point end);
+  Clock::time_point next() const { return next_; }
+
+ private:
+  Clock::duration took_ = Clock::duration::max();
+  Clock::time_point next_;
+};
+
 /// Keeps the newest whole step in the run's RunMemory, from which the training continues if a rank is lost.
 /// Without one (TrainerOptions::memory) its methods do nothing.
 class StepMemory {
@@ -50,7 +62,6 @@ class StepMemory {
  private:
   void commit_buffers();
   bool keeps_by_time() const;
-  void rest_since(Clock::time_point begin);  ///< when copying began
 
   const Run& run_;
   CheckpointSaver& saver_;
@@ -65,8 +76,7 @@ class StepMemory {
     std::vector<at::Tensor> buffers;
   };
   std::optional<Committed> committed_;  // nullopt: nothing yet
-  Clock::time_point keep_next_;
-  Clock::duration copying_took_ = Clock::duration::max();
+  CopyPause copy_pause_;
   bool agreed_ = false;
   std::int64_t kept_step_ = -1;
 };

@@ -29,7 +29,6 @@ namespace ddprun::train {
 namespace {
 
 constexpr const char* kPowerSgd = "PowerSGD";
-constexpr const char* kMemory = "memory";  // in messages
 
 void synchronise_batch_norm(const Run& run) {
   if (ddp::has_batch_norm(*run.task.module))
@@ -317,10 +316,10 @@ void ParallelModel::load_part(const TrainingState& state) {
   optimization_.settle();
   const auto kept = state.model.toGenericDict();
   for (const auto& item : engine_->own_model()) item.value().toTensor().copy_(kept.at(item.key()).toTensor());
-  load_optimizer_state(optimization_.optimizer(), state.optimizer, kMemory);
+  load_optimizer_state(optimization_.optimizer(), state.optimizer, kInMemory);
   if (auto* ema = optimization_.ema()) ema->load_state_dict(state.ema.toGenericDict());
-  load_power_sgd(state, kMemory);
-  load_schedule(state, kMemory);
+  load_power_sgd(state, kInMemory);
+  load_schedule(state, kInMemory);
 }
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {

@@ -92,24 +92,20 @@ RunRecord::RunRecord(fs::path folder, Options options)
 }
 
 void RunRecord::start_metrics() {
-  if (has_just_the_earlier_rows()) {
-    rows_ = *options_.resumed_rows;
-    add_sink([this] {
-      return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, report::GoOn{});
-    });
-    add_sink([this] { return std::make_unique<report::JsonlSink>(jsonl_path(), report::GoOn{}); });
-    return;
+  std::optional<std::vector<report::MetricRow>> rows;
+  if (!has_just_the_earlier_rows()) {
+    rows = earlier_rows();
+    keep_columns_of(*rows);
   }
-  const auto rows = earlier_rows();
-  keep_columns_of(rows);
-  rows_ = static_cast<std::int64_t>(rows.size());
-  add_sink([this, rows] {
-    return make_or_remove(metrics_path(), rows.empty(), [&] {
+  rows_ = rows ? static_cast<std::int64_t>(rows->size()) : *options_.resumed_rows;
+  const bool is_new = rows_ == 0;
+  add_sink([this, rows, is_new] {
+    return make_or_remove(metrics_path(), is_new, [&] {
       return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, rows);
     });
   });
-  add_sink([this, rows] {
-    return make_or_remove(jsonl_path(), rows.empty(),
+  add_sink([this, rows, is_new] {
+    return make_or_remove(jsonl_path(), is_new,
                           [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), rows); });
   });
 }

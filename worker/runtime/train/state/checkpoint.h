@@ -53,6 +53,9 @@ struct TrainingState {
 ///    {...}}
 c10::IValue to_value(const TrainingState& state);
 
+/// The source of a state that is not in a file.
+inline constexpr const char* kInMemory = "memory";
+
 /// The inverse. source: the file named in errors
 /// throws  IoError naming the key that is missing or has the wrong type
 TrainingState to_training_state(const c10::IValue& value, const std::filesystem::path& source);

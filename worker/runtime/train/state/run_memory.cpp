@@ -79,12 +79,12 @@ TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optiona
   ddp::broadcast_from(group, bytes, source);
   if (group.rank() == source) return *state;
   return to_training_state(
-      torch::jit::unpickle(text.data() + end + 1, text.size() - end - 1, nullptr, tensors), "memory");
+      torch::jit::unpickle(text.data() + end + 1, text.size() - end - 1, nullptr, tensors), kInMemory);
 }
 
 /// The state in a memory file.
 TrainingState unpickled(const std::string& bytes) {
-  return to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), "memory");
+  return to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), kInMemory);
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ using test::ContainsSubstring;
 void make_run(const std::filesystem::path& folder, const std::string& summary,
               const std::string& environment) {
   std::filesystem::create_directories(folder);
-  report::CsvSink(
-      folder / "metrics.csv", {"epoch", "step", "train_loss"},
-      {{{"epoch", 0}, {"step", 1}, {"train_loss", 2}}, {{"epoch", 0}, {"step", 2}, {"train_loss", 1}}});
+  report::CsvSink(folder / "metrics.csv", {"epoch", "step", "train_loss"},
+                  std::vector<report::MetricRow>{{{"epoch", 0}, {"step", 1}, {"train_loss", 2}},
+                                                 {{"epoch", 0}, {"step", 2}, {"train_loss", 1}}});
   write_figure(folder / "figures", "samples", image::encode_png(image::make_image(28, 28, 1)));
   write_file_atomic(folder / "summary.json", summary);
   write_file_atomic(folder / "config.toml", "lr = 0.001\n");

@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <ddprun/common/files.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
