@@ -161,7 +161,8 @@ std::vector<Endpoint> read_endpoints(const settings::Values& values, int default
   std::vector<Endpoint> endpoints;
   values.read(
       "rdzv-endpoint",
-      "HOST, HOST:PORT or [IPV6]:PORT with a port from 1 to 65535, or several, separated by commas",
+      "HOST, HOST:PORT or [IPV6]:PORT with a port from 1 to 65535, or several different ones, separated by "
+      "commas",
       [&](const std::string& text) { return parse_endpoints(text, default_port); }, endpoints);
   for (const Endpoint& endpoint : endpoints)
     if (endpoint.host == "0.0.0.0" || endpoint.host == "::")
@@ -187,7 +188,7 @@ void read_static(const settings::Values& values, Options& options) {
   if (options.master_port && *options.master_port != port)
     values.reject("master-port", "the port of --rdzv-endpoint, " + std::to_string(port) + ", or none");
   if (nodes.spares > 0)
-    values.reject("spares", "--rdzv-endpoint=HOST:PORT, where no node needs a rank, or 0");
+    values.reject("spares", "--rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, or 0");
   // A job that nodes may join while it runs needs the port for itself.
   nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes;
   options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
@@ -264,12 +265,8 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   const bool standalone = values.is_true("standalone");
   const auto step = job_step(values, environment);
   if (step) {
-    const int wanted = step->tasks - nodes.spares;
-    if (nodes.spares > 0 && wanted < 2)
-      values.reject("spares", "at most " + std::to_string(step->tasks - 2) +
-                                  ", for the job takes two of the step's " + std::to_string(step->tasks) +
-                                  " tasks");
-    counts = {wanted, wanted};
+    if (nodes.spares > 0) check_spares(*step, values, nodes.spares);
+    counts = {step->tasks - nodes.spares, step->tasks - nodes.spares};
   }
   if (!standalone) std::tie(nodes.min_nodes, nodes.max_nodes) = counts;
   if (!standalone && values.given("rdzv-backend") && values.text("rdzv-backend") != "c10d" &&

@@ -204,7 +204,7 @@ void note_recover(Options& options) {
   if (options.standby > 0 && options.recover == Recover::kAll)
     options.notes.emplace_back("--standby has no effect without --recover=rank");
   if (options.recover == Recover::kAll) return;
-  if (options.restart.max_restarts == 0 && options.nodes.spares == 0)
+  if (options.restart.max_restarts == 0 && (options.nodes.spares == 0 || !options.nodes.several()))
     options.notes.emplace_back("--recover=rank has no effect without --max-restarts");
 }
 

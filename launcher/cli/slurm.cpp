@@ -168,16 +168,19 @@ bool ignores_slurm(const settings::Values& values, const EnvLookup& environment)
   return values.is_true("standalone") || environment(kJobIdVariable);
 }
 
+/// "4 tasks on 2 nodes"
+std::string describe_tasks(const SlurmStep& step) {
+  return std::to_string(step.tasks) + " tasks on " + std::to_string(step.nodes.size()) +
+         (step.nodes.size() == 1 ? " node" : " nodes");
+}
+
 /// srun starts one task per worker: this ddprun starts one worker and cannot see the others on its node.
 void check_task_flags(const SlurmStep& step, const settings::Values& values, const Options& options) {
-  const std::string tasks = std::to_string(step.tasks) + " tasks on " + std::to_string(step.nodes.size()) +
-                            (step.nodes.size() == 1 ? " node" : " nodes");
+  const std::string tasks = describe_tasks(step);
   const WorkersWanted& wanted = options.nproc_per_node;
   if (wanted.kind != WorkersWanted::Kind::kCount || wanted.count != 1)
     values.reject("nproc-per-node", "1, or srun --ntasks-per-node=1, where srun starts " + tasks +
                                         " (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES)");
-  if (options.nodes.spares > 0)
-    values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + tasks);
   const std::pair<const char*, const char*> of_one_task[] = {{"virtual-local-rank", "--gpus-per-task"},
                                                              {"numa-binding", "--cpu-bind"}};
   for (const auto& [flag, sruns] : of_one_task)
@@ -241,6 +244,15 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
   return slurm_step(environment);
 }
 
+void check_spares(const SlurmStep& step, const settings::Values& values, int spares) {
+  if (!step.one_task_a_node())
+    values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + describe_tasks(step));
+  if (step.tasks - spares < 2)
+    values.reject("spares", "at most " + std::to_string(step.tasks - 2) +
+                                ", for the job takes two of the step's " + std::to_string(step.tasks) +
+                                " tasks");
+}
+
 void apply_step(const SlurmStep& step, const settings::Values& values, Options& options) {
   NodesOptions& nodes = options.nodes;
   const std::string& name = step.nodes[static_cast<std::size_t>(step.node)];
@@ -257,8 +269,7 @@ void apply_step(const SlurmStep& step, const settings::Values& values, Options& 
   nodes.token_is_derived = nodes.token.empty();
   if (nodes.token_is_derived) nodes.token = "slurm-" + step.id;
   if (step.one_task_a_node()) {
-    if (step.node < nodes.max_nodes)
-      nodes.node_rank = step.node;  // else a spare, which gets the rank of the node that it replaces
+    if (step.node < nodes.max_nodes) nodes.node_rank = step.node;  // else a spare
     nodes.node_name = name;
     nodes.names = step.nodes;
     return;

@@ -39,6 +39,9 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
 /// throws UsageError if flags contradict the step
 void apply_step(const SlurmStep& step, const settings::Values& values, Options& options);
 
+/// throws  UsageError if the step has not that many nodes beside the job's two
+void check_spares(const SlurmStep& step, const settings::Values& values, int spares);
+
 /// Notes if ddprun, in a batch script or shell, uses only one of several nodes that Slurm has allocated.
 void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 

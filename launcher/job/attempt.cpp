@@ -153,7 +153,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
       ranks.push_back(attempt.specs[index].rank);
     }
     log_error("no sign of life from rank " + listed(ranks) + " for " + in_seconds(*job.options.hang_timeout) +
-              " (--hang-timeout): ending the job");
+              " (--hang-timeout): ending all workers");
     co_return co_await dump_stacks(job, group, attempt);
   }
   co_return SIGTERM;

@@ -34,13 +34,13 @@ std::string name_of_node(const NodesOptions& nodes) {
   return nodes.node_name.empty() ? host_name() : nodes.node_name;
 }
 
-/// CoordinatorSettings::program: the command; without its arguments if nodes are told their ranks, as they
-/// may also be told other things.
+/// CoordinatorSettings::program: the command; without its arguments if nodes may be told their ranks, as they
+/// may also be told other things. (Spares have none, but those that they replace may.)
 std::string known_by(const Options& options) {
   if (options.run_id != kDefaultRunId) return "";
   std::vector<std::string> words = options.program;
   words[0] = std::filesystem::path(words[0]).filename();
-  if (options.nodes.node_rank) words.resize(1);
+  if (options.nodes.node_rank || options.nodes.spares > 0) words.resize(1);
   const std::string text = shown_command(words);
   if (text.size() <= kMostShown) return text;
   const boost::uuids::name_generator_sha1 digest(boost::uuids::ns::oid());
@@ -92,7 +92,8 @@ class NodeSupervisor {
     settings.timeout = nodes_.join_timeout;
     settings.since = membership_.asking_since();
     settings.after_loss = membership_.lost().has_value();
-    if (settings.after_loss) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
+    if (settings.after_loss)  // also for a greeting: a stopped ddprun's connections succeed
+      settings.connect_timeout = settings.greeting_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
                                         NodeLink::Settings& link) {
       job_.monitor->set_nodes(name_of_node(nodes_), link.endpoints[place].host);
@@ -223,7 +224,9 @@ class NodeSupervisor {
       log_once(end.reason, log_error);
       record_.message = end.reason;
     } else if (!membership_.in_round()) {
-      log_info(end.reason);
+      log_info(printable(end.reason));
+      record_.message = end.reason;
+      record_.outcome = AllSucceeded{};
     }
     if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = EndedByPeers{end.reason};
     return {end.exit_code, std::nullopt};

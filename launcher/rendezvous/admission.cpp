@@ -29,14 +29,26 @@ std::string_view take_number(std::string_view& text) {
   return number;
 }
 
+bool has_other_run_id(const CoordinatorSettings& settings, const Join& join) {
+  return !join.run_id.empty() && join.run_id != settings.run_id;
+}
+
+bool has_other_program(const CoordinatorSettings& settings, const Join& join) {
+  return !join.program.empty() && !settings.program.empty() && join.program != settings.program;
+}
+
 }  // namespace
+
+bool is_of_another_job(const CoordinatorSettings& settings, const Join& join) {
+  return has_other_run_id(settings, join) || has_other_program(settings, join);
+}
 
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address) {
   const std::string node = "node " + describe_node(join, address);
-  if (!join.run_id.empty() && join.run_id != settings.run_id)
+  if (has_other_run_id(settings, join))
     return node + " has run id " + single_quoted(join.run_id) + ", the coordinator has " +
            single_quoted(settings.run_id) + " (--rdzv-id)";
-  if (!join.program.empty() && !settings.program.empty() && join.program != settings.program)
+  if (has_other_program(settings, join))
     return node + " runs " + single_quoted(join.program) + ", the coordinator's job runs " +
            single_quoted(settings.program) +
            ": expected one --rdzv-endpoint per job, or the same --rdzv-id on every node of a job";

@@ -53,7 +53,7 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
     expel(earlier->second, "its ddprun has connected again", now);
   if (ended_) return dismiss(id, last_word(/*stood_by=*/false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
-    return dismiss(id, Refused{reason});
+    return dismiss(id, Refused{reason, is_of_another_job(settings_, join)});
   Node& node = nodes_[id];
   node.join = join;
   node.address = join.address.empty() ? address : join.address;
@@ -130,7 +130,9 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
   if (!elastic() && full)
     return node + " comes too late: the job " + single_quoted(settings_.run_id) +
            (settings_.program.empty() ? "" : ", which runs " + single_quoted(settings_.program) + ",") +
-           " has all " + std::to_string(settings_.max_nodes) + " nodes: " + first_few(describe_nodes());
+           " has all " + std::to_string(settings_.max_nodes) + " nodes" +
+           (settings_.spares == 0 ? "" : ", and --spares=" + std::to_string(settings_.spares)) + ": " +
+           first_few(describe_nodes());
   const auto lost = losses_.find(node);
   if ((elastic() || settings_.spares > 0) && lost != losses_.end() && lost->second >= kMaxLosses)
     return node + " was lost " + std::to_string(kMaxLosses) + " times soon after it had joined";
@@ -162,7 +164,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    if (!elastic() && node.was_in_round) return end(exit_code_of_signal(leave->signal), reason);
+    const bool is_member = has_started() ? std::ranges::count(members_, id) > 0 : node.was_in_round;
+    if (!elastic() && is_member) return end(exit_code_of_signal(leave->signal), reason);
     std::erase(voters_, id);
     for (auto& [superseded, former] : former_voters_) std::erase(former, id);
     gone_.insert(id);
@@ -463,11 +466,14 @@ std::vector<std::string> Coordinator::describe_nodes() const {
 std::string Coordinator::describe_shortage() const {
   const std::vector<std::string> came = describe_nodes();
   if (takes_over() && !has_majority())
-    return std::to_string(returned()) + " of the last round's " + std::to_string(former_.nodes) +
-           " nodes came to a new coordinator within " + in_seconds(settings_.join_timeout) +
-           ", expected more than half: " + first_few(came);
+    return "cannot take the lost coordinator's place: " +
+           (came.empty() ? "no node" : std::to_string(returned())) + " of the last round's " +
+           (former_.nodes == 0 ? "" : std::to_string(former_.nodes) + " ") + "nodes came within " +
+           in_seconds(settings_.join_timeout) + ", expected more than half" +
+           (came.empty() ? "" : ": " + first_few(came));
   std::vector<int> missing;
-  const bool by_rank = !elastic() && !ranks_.empty() && ranks_.size() == nodes_.size();
+  const bool by_rank =
+      !elastic() && !ranks_.empty() && (ranks_.size() == nodes_.size() || settings_.spares > 0);
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);
   return "only " + std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +

@@ -38,7 +38,7 @@ inline bool may_host(std::size_t place, std::size_t endpoints,
   return asked_all && place > 0 && *since_loss >= 2 * (static_cast<int>(place) - 1) * node_timeout;
 }
 
-/// How long a node that looks for a successor waits for an endpoint whose host is silent: short enough that
+/// How long a node that looks for a successor waits for an endpoint that is silent: short enough that
 /// the first one has asked them all before the second one's turn.
 inline std::chrono::milliseconds connect_timeout_after_loss(std::chrono::milliseconds node_timeout) {
   return std::min(node_timeout / 4, std::chrono::milliseconds(5'000));

@@ -211,7 +211,10 @@ void visit(auto& fields, Waiting& waiting) {
   fields.optional_integer("summary_ms", waiting.summary_ms, 1, INT_MAX);
 }
 
-void visit(auto& fields, Refused& refused) { fields.text("reason", refused.reason, kMaxText); }
+void visit(auto& fields, Refused& refused) {
+  fields.text("reason", refused.reason, kMaxText);
+  fields.flag("other_job", refused.other_job);
+}
 
 void visit(auto& fields, Start& start) {
   fields.integer("round", start.number, 0, INT_MAX);

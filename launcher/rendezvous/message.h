@@ -104,6 +104,7 @@ struct Waiting {
 /// The node cannot join; the connection ends.
 struct Refused {
   std::string reason;
+  bool other_job = false;  ///< this node's may have its coordinator elsewhere
   bool operator==(const Refused&) const = default;
 };
 

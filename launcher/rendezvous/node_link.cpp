@@ -162,7 +162,8 @@ asio::awaitable<void> NodeLink::run() {
                       hung_up});
 }
 
-/// Retries until a coordinator answers; gives up on a stranger or another token, but not after a loss.
+/// Retries until a coordinator answers. Passes over a stranger, another token and another job if the
+/// coordinator may be elsewhere, else gives up.
 asio::awaitable<void> NodeLink::connect() {
   bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true, warned = false;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
@@ -171,7 +172,7 @@ asio::awaitable<void> NodeLink::connect() {
       co_await connect_once();
       co_return;
     } catch (const ProtocolError& error) {
-      if (!settings_.after_loss) throw;
+      if (!may_be_elsewhere()) throw;
       first = false;
       why = error.what();
       if (!std::exchange(warned, true))
@@ -233,7 +234,7 @@ asio::awaitable<void> NodeLink::connect_once() {
       throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
                                                       port_owner(address.port()) + ", which is not a ddprun");
     }
-    if (settings_.after_loss) co_await introduce(*connection);
+    if (may_be_elsewhere()) co_await introduce(*connection);
     connection->clear_time_limit();
     coordinator_address_ = theirs;
     local_address_ = ours;
@@ -243,12 +244,18 @@ asio::awaitable<void> NodeLink::connect_once() {
   throw boost::system::system_error(error);
 }
 
-/// Joins. throws ProtocolError if the answer is not a coordinator's, or refuses this node
+/// After a loss, or while there is another endpoint to ask.
+bool NodeLink::may_be_elsewhere() const {
+  return settings_.after_loss || asked_ + 1 < settings_.endpoints.size();
+}
+
+/// Joins. throws ProtocolError if the answer is not that of this job's coordinator, or, after a loss, refuses
+/// this node
 asio::awaitable<void> NodeLink::introduce(Connection& connection) {
   connection.write(encode(settings_.join));
   answer_ = decode_coordinator_message(co_await connection.read());
   const auto* refused = std::get_if<Refused>(&*answer_);
-  if (refused == nullptr) co_return;
+  if (refused == nullptr || !(refused->other_job || settings_.after_loss)) co_return;
   const std::string reason = "it refuses this node: " + printable(refused->reason);
   answer_.reset();
   connection.close();

@@ -97,6 +97,7 @@ class NodeLink {
   boost::asio::awaitable<void> connect();
   boost::asio::awaitable<void> connect_once();
   boost::asio::awaitable<void> introduce(Connection& connection);
+  bool may_be_elsewhere() const;
   boost::asio::awaitable<void> listen();
   boost::asio::awaitable<void> beat();
   boost::asio::awaitable<void> summarise();

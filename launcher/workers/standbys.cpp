@@ -118,7 +118,8 @@ bool Standbys::become(const Standby& standby, const ProcessSpec& worker) const {
 }
 
 void Standbys::lose(const Standby& standby) {
-  log_warning("a process that stood by (pid " + std::to_string(standby.process.pid) + ") has ended early");
+  log_warning("the standby process " + std::to_string(standby.process.pid) +
+              " has ended: another will start");
   apart_ = std::min(2 * apart_, kMostApart);
   drop(standby);
 }

@@ -136,7 +136,10 @@ def with_killed_rank(check, words, after):
 
 def gpus():
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return len(subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True).stdout.splitlines())
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True).stdout
+        count = sum(line.startswith("GPU ") for line in listed.splitlines())  # without the parts of a divided one
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return count if visible is None else min(count, len(visible.split(",")))
     return 0
 
 

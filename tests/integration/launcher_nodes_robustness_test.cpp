@@ -179,9 +179,15 @@ TEST_CASE("a node that was dropped while it was stopped comes back", "[nodes]") 
   const TempDir dir;
   const auto done = (dir.path() / "done").string();
   const std::vector<std::string> flags = {
-      "--rdzv-endpoint=127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port(), "--rdzv-id=job", "--nnodes=2",
-      "--spares=1", "--node-timeout=2"};
-  const auto start = [&] { nodes.add(job(flags, {"meet", "wait-for-file", done})); };
+      "--rdzv-endpoint=127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port(), "--nnodes=2", "--spares=1",
+      "--node-timeout=2"};
+  const auto result = [&](std::size_t node) { return dir.path() / ("result" + std::to_string(node)); };
+  const auto start = [&] {
+    auto own = flags;
+    own.push_back("--result-json=" + result(nodes.size()).string());
+    if (nodes.size() < 2) own.push_back("--node-rank=" + std::to_string(nodes.size()));
+    nodes.add(job(own, {"meet", "wait-for-file", done}));
+  };
   const auto await = [&](std::size_t node, const std::string& line) {
     const bool came = wait_until([&] { return count_of(line, nodes.node(node).err()) > 0; });
     CAPTURE(node, line, nodes.node(node).err());
@@ -200,6 +206,12 @@ TEST_CASE("a node that was dropped while it was stopped comes back", "[nodes]") 
   await(1, "standing by");
   write_file_atomic(done, "");
   CHECK(nodes.wait() == std::vector(3, ExitStatus::exited(0)));
+  for (const std::size_t node : {0U, 1U, 2U}) {
+    const auto json = nlohmann::json::parse(read_file(result(node)));
+    CHECK(json.at("reason") == "succeeded");
+    CHECK(json.value("message", "") ==
+          (node == 1 ? "the job 'none' ended without this node: all workers succeeded" : ""));
+  }
 }
 
 TEST_CASE("a token that Slurm's numbers make is called what it is", "[nodes]") {

@@ -287,6 +287,32 @@ TEST_CASE("a stranger or another job at the next endpoint does not end a job tha
   if (another_job) other.node(0).send_signal(SIGTERM);
 }
 
+TEST_CASE("a stranger or another job at the next endpoint does not keep a job from starting", "[nodes]") {
+  const bool another_job = GENERATE(true, false);
+  CAPTURE(another_job);
+  NodeJob nodes, other;
+  std::optional<Child> stranger;
+  if (another_job) {
+    other.start({"--nnodes=2"}, {"ready"});
+    REQUIRE(wait_until([&] { return count_of("waiting for nodes", other.node(0).err()) == 1; }));
+  } else {
+    stranger.emplace(Command{{"python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", other.port}});
+    REQUIRE(stranger->wait_for_output("Serving HTTP"));
+  }
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + other.port;
+  for (int i = 0; i < 2; ++i)
+    nodes.add(job({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=2"}, {"meet"}));
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+  for (const std::size_t node : {0U, 1U})
+    CHECK_THAT(nodes.node(node).err(),
+               ContainsSubstring("127.0.0.1:" + other.port + " does not have this job's coordinator"));
+  // At the only endpoint left it is an error.
+  NodeJob late;
+  late.add(job({"--rdzv-endpoint=127.0.0.1:" + other.port, "--rdzv-id=job", "--nnodes=2"}, {"meet"}));
+  CHECK(late.wait() == std::vector(1, ExitStatus::exited(125)));
+  if (another_job) other.node(0).send_signal(SIGTERM);
+}
+
 TEST_CASE("several endpoints are for a job whose nodes join", "[nodes]") {
   NodeJob nodes;
   nodes.add(

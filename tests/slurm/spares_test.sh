@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Two of three nodes of a real Slurm train, the third stands by. usage: with_slurm.sh spares_test.sh DDPRUN
+# Two of three nodes of a real Slurm train, the third stands by. One node more takes the place of one that a test ends.
+# usage: with_slurm.sh spares_test.sh DDPRUN
 ddprun=$(realpath "$1")
 # shellcheck source=tests/slurm/jobs.sh
 source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
@@ -14,13 +15,24 @@ PROGRAM
 # two_ready_since FILE: workers, on two nodes
 two_ready_since() { [ "$(find . -name 'ready.*' -newer "$1" | wc -l)" = 2 ]; }
 
-# train OUTPUT: starts the job. The nodes leave the pid of their ddprun.
+# On each node; leaves its name and the pid of its ddprun.
+cat >node.sh <<'NODE'
+echo "$SLURMD_NODENAME" >"name.$SLURM_NODEID"
+echo $$ >"pid.$SLURM_NODEID"
+exec "$ddprun" --spares=1 --max-restarts=1 sh ./program.sh
+NODE
+
+# train OUTPUT [salloc]: starts the job with sbatch, whose srun runs on the first node, or with salloc, whose srun runs here.
 train() {
+  local step="srun --no-kill --kill-on-bad-exit=0 sh ./node.sh"
   rm -f go ready.* pid.*
   touch begin
-  # shellcheck disable=SC2016 # of the shell on the node
-  submit --nodes=3 --no-kill --output="$1" --wrap='srun --no-kill --kill-on-bad-exit=0 sh -c "
-    echo \$\$ > pid.\$SLURM_NODEID; exec \$ddprun --spares=1 --max-restarts=1 sh ./program.sh"'
+  if [ $# = 1 ]; then
+    submit --nodes=3 --no-kill --output="$1" --wrap="$step"
+  else
+    # shellcheck disable=SC2086 # words
+    salloc --nodes=3 --no-kill $step >"$1" 2>&1 &
+  fi
   until_true two_ready_since begin
   until_true grep -q "standing by" "$1"
 }
@@ -33,11 +45,14 @@ unneeded() {
   passed "a spare that is not needed does not fail the job"
 }
 
+# A node with a worker, other than the first.
+other_node() { find . -name 'ready.[12].*' | head -n 1 | cut -d. -f3; }
+
 # lost coordinator|other: a ddprun is killed, that of node 0 or of another node with a worker.
 lost() {
   local rank node=0
   train "$1.out"
-  [ "$1" = coordinator ] || node=$(find . -name 'ready.[12].*' | head -n 1 | cut -d. -f3)
+  [ "$1" = coordinator ] || node=$(other_node)
   touch killed
   kill -KILL "$(cat "pid.$node")"
   until_true two_ready_since killed
@@ -47,6 +62,39 @@ lost() {
   passed "the job goes on if a ddprun is killed: $1"
 }
 
+# lose_node NODE: all that runs there ends, and Slurm learns of it.
+lose_node() {
+  local name ddprun_pid slurmd_pid
+  name=$(cat "name.$1") ddprun_pid=$(cat "pid.$1")
+  slurmd_pid=$(cat "$(dirname "$SLURM_CONF")/slurmd.$name.pid")
+  touch killed
+  kill -KILL "$slurmd_pid" "$(ps -o ppid= -p "$ddprun_pid")" "$ddprun_pid"
+  scontrol update nodename="$name" state=DOWN reason=lost
+  until_true two_ready_since killed
+  touch go
+}
+
+lost_other_node() {
+  local node rank
+  train node.out
+  node=$(other_node)
+  lose_node "$node"
+  expect_end COMPLETED 0:0
+  for rank in 0 1; do expect_line node.out "rank $rank of 2 on node [^$node]"; done
+  passed "the job goes on if a node is lost"
+}
+
+lost_first_node() {
+  local rank
+  train first.out salloc
+  lose_node 0
+  wait $! || fail "salloc ended with $?"
+  for rank in 0 1; do expect_line first.out "rank $rank of 2 on node $((rank + 1))"; done
+  passed "the job goes on if its first node is lost"
+}
+
 unneeded
 lost coordinator
 lost other
+lost_other_node
+lost_first_node

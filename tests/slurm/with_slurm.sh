@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with a real, private Slurm, beside any other: munge, slurmctld and two nodes on this machine
-# (SLURM_TEST_NODES=3: three), 127.0.0.1 and 127.0.0.2, which is what their names are, so that nothing has to know them. Everything lies in a temporary folder that
-# SLURM_CONF points into. No root is needed, and all is ended in the end, also if this script is killed.
+# (SLURM_TEST_NODES=4: four), 127.0.0.1 and 127.0.0.2, which is what their names are, so that nothing has to know them.
+# Everything lies in a temporary folder that SLURM_CONF points into. No root is needed, and all is ended in the end, also if this script is killed.
 # To try a batch script by hand: tests/slurm/with_slurm.sh bash
 #
 # usage: with_slurm.sh COMMAND...      (exit status 4: skipped, as there can be no Slurm here; else COMMAND's)

@@ -37,7 +37,10 @@ Options parse_variables(const std::map<std::string, std::string>& variables, con
 }
 
 TEST_CASE("without restarts or spares --recover=rank has no effect", "[options]") {
-  CHECK(parse({"--recover=rank"}).notes == Words{"--recover=rank has no effect without --max-restarts"});
+  const std::string no_effect = "--recover=rank has no effect without --max-restarts";
+  CHECK(parse({"--recover=rank"}).notes == Words{no_effect});
+  const auto notes = parse({"--recover=rank", "--spares=1"}).notes;
+  CHECK(std::count(notes.begin(), notes.end(), no_effect) == 1);
   CHECK(parse({"--recover=rank", "--nnodes=2", "--spares=1", "--rdzv-endpoint=node0"}).notes.empty());
 }
 

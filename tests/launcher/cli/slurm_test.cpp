@@ -197,9 +197,11 @@ TEST_CASE("with spares the step's next nodes may take the coordinator's place", 
   three["SLURMD_NODENAME"] = "n3";
   CHECK_FALSE(parse_steps({"--spares=1"}, three).nodes.node_rank);
   CHECK(parse_steps({}, three).nodes.node_rank == 2);
-  CHECK_THROWS_WITH(parse_steps({"--spares=1"}, third_task()),
-                    ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, where srun starts "
-                                      "3 tasks on 2 nodes"));
+  for (const char* flag : {"--spares=1", "--spares=2"})
+    CHECK_THROWS_WITH(
+        parse_steps({flag}, third_task()),
+        ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, where srun starts "
+                          "3 tasks on 2 nodes"));
   const int port = 20000 + 6 * 131 + 3;
   CHECK(nodes.successors == std::vector<Endpoint>{{"n2", port}, {"n3", port}});
   CHECK_THROWS_WITH(

@@ -126,12 +126,15 @@ TEST_CASE("the join timeout says who came and which node ranks are missing", "[a
 TEST_CASE("the join timeout names missing nodes where names are known", "[admission]") {
   auto settings = job(3, 3);
   settings.names = {"n1", "n2", "n3"};
+  const bool spare = GENERATE(false, true);
+  settings.spares = spare ? 1 : 0;
   CoordinatorRig rig(settings);
   const auto id = rig.join(rig.wish_of_rank("n2", 1));
-  CHECK(
-      too_late(rig, id) ==
-      "only 1 of 3 nodes joined within 600 s (--join-timeout): n2 (10.0.0.1); missing: n1 (node rank 0), n3 "
-      "(node rank 2)");
+  if (spare) rig.join("n4");
+  CHECK(too_late(rig, id) ==
+        (spare ? "only 2 of 3 nodes joined within 600 s (--join-timeout): n2 (10.0.0.1), n4 (10.0.0.2)"
+               : "only 1 of 3 nodes joined within 600 s (--join-timeout): n2 (10.0.0.1)") +
+            std::string("; missing: n1 (node rank 0), n3 (node rank 2)"));
 }
 
 TEST_CASE("the join timeout names no ranks where not all nodes have one", "[admission]") {

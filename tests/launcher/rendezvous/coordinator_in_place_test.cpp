@@ -71,7 +71,9 @@ TEST_CASE("a node that stands by takes a lost node's place, and the others go on
   TwoNodes rig(settings);
   const auto other = rig.join("c"), late = rig.join("d");
   CHECK(rig.last<Waiting>(other).spare);
-  CHECK(rig.count<Refused>(late) == 1);
+  CHECK(rig.last<Refused>(late).reason ==
+        "node d (10.0.0.4) comes too late: the job 'job' has all 2 nodes, and --spares=1: a (10.0.0.1), b "
+        "(10.0.0.2), c (10.0.0.3)");
   rig.lose(rig.a);
   rig.obey();
   const auto start = rig.last<Start>(other);
@@ -88,6 +90,23 @@ TEST_CASE("a node that stands by takes a lost node's place, and the others go on
     CHECK(rig.last<Stop>(rig.b).round == 0);
   }
   CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a node that has been replaced and stands by may go, a member may not", "[coordinator]") {
+  auto settings = job(2, 2);
+  settings.spares = 1;
+  settings.in_place = GENERATE(true, false);
+  TwoNodes rig(settings);
+  const auto other = rig.join("c");
+  rig.lose(rig.b);
+  rig.obey();
+  Join returned = rig.wish("b");
+  returned.former = {0, 2, 1};
+  rig.say(rig.join(returned), Leave{SIGTERM});
+  CHECK_FALSE(rig.ended());
+  rig.say(other, Leave{SIGTERM});
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 143);
 }
 
 TEST_CASE("a spare that has fallen silent is not taken, and another may stand by", "[coordinator]") {

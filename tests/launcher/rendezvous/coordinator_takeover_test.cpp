@@ -119,7 +119,8 @@ TEST_CASE("nodes that have waited for each other since the loss give up in the e
   REQUIRE(rig.ended());
   CHECK(rig.ended()->exit_code == 125);
   CHECK_THAT(rig.ended()->reason,
-             ContainsSubstring("1 of the last round's 2 nodes came to a new coordinator"));
+             ContainsSubstring(
+                 "cannot take the lost coordinator's place: 1 of the last round's 2 nodes came within"));
 }
 
 TEST_CASE("nodes of an earlier round and new ones do not count", "[takeover]") {

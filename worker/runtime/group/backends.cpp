@@ -150,7 +150,7 @@ class Gloo : public ProcessGroupGloo {
 
 struct KeptDevices {
   std::mutex mutex;
-  std::map<std::string, GlooDevice> devices;  // by address or interface
+  std::map<std::string, GlooDevice> devices;  // by address
 };
 
 KeptDevices& kept_devices() {
@@ -189,7 +189,7 @@ GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, 
   const auto at = interface.empty() ? address_towards_master(env) : interface;
   const auto make = interface.empty() ? &ProcessGroupGloo::createDeviceForHostname
                                       : &ProcessGroupGloo::createDeviceForInterface;
-  if (!keep) return make(at, /*lazyInit=*/false);
+  if (!keep || !interface.empty()) return make(at, /*lazyInit=*/false);
   auto& kept = kept_devices();
   const std::lock_guard lock(kept.mutex);
   auto& device = kept.devices[at];

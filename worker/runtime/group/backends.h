@@ -29,7 +29,9 @@ using GlooDevice = std::shared_ptr<gloo::transport::Device>;
 ///
 /// interface  a network interface's name; empty: loopback on one node, not open to the network, else the
 ///            interface towards rank 0's host
-/// keep       until the process exits, and use it again: a device takes 10 ms to end
+/// keep       until the process exits, and use it again: a device takes 10 ms to end. Not one of an
+/// interface, whose
+///            address may change
 /// throws     UsageError if there is no such interface or no route to MASTER_ADDR
 GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, bool keep);
 

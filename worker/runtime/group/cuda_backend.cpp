@@ -218,9 +218,7 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
       log_info(std::to_string(idle) + " of this host's " + std::to_string(driver.gpus.size()) +
                " GPUs stay idle (ddprun --nproc-per-node=gpu starts a rank for each)");
     const Gpu& gpu = driver.gpus[index];
-    // NCCL lets ranks share a GPU that it takes for GPUs of different hosts.
-    const auto host = process_env("NCCL_HOSTID");
-    return {device, gpu.uuid, gpu.whole_uuid + (host ? " of host " + *host : ""), gpu.name};
+    return {device, gpu.uuid, gpu.whole_uuid, gpu.name};
   } catch (const UsageError& error) {
     if (wanted != DeviceChoice::kAuto) throw;
     warn_once(std::string(error.what()) + "; this rank computes on the CPU");

@@ -59,7 +59,7 @@ const CudaPlugin& cuda_plugin();
 struct RankDevice {
   c10::Device device = c10::kCPU;
   std::string id = "cpu";         ///< "cpu", or Gpu::uuid
-  std::string whole_gpu = "cpu";  ///< "cpu", or Gpu::whole_uuid and NCCL_HOSTID: with the same, NCCL refuses
+  std::string whole_gpu = "cpu";  ///< "cpu", or Gpu::whole_uuid: two ranks with the same cannot use NCCL
   std::string name = {};          ///< the GPU's, such as "NVIDIA H100"
 };
 

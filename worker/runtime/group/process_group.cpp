@@ -263,8 +263,12 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
     state->barrier.emplace(parts.store, env.rank, parts.world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
                          options.connect_timeout, options.give_up);
-    if (options.device != DeviceChoice::kCpu)
-      devices = exchange(parts.store, env.rank, env.world_size, device.whole_gpu);
+    if (options.device != DeviceChoice::kCpu) {
+      // NCCL lets ranks share a GPU that it takes for GPUs of different hosts.
+      const auto host = options.backend == BackendChoice::kNccl ? process_env("NCCL_HOSTID") : std::nullopt;
+      devices = exchange(parts.store, env.rank, env.world_size,
+                         device.whole_gpu + (host ? " of host " + *host : ""));
+    }
   }
   parts.recovers = static_cast<bool>(options.give_up);
   parts.nccl = use_nccl(options.backend, devices);

@@ -27,16 +27,16 @@ namespace ddprun {
 
 namespace {
 
-/// Tells whether a step changed the weights, from at most 16 times 8 bytes of each. Tensors' own version
+/// Tells whether a step changed the tensors, from at most 16 times 8 bytes of each. Their own version
 /// counters would not tell: some optimizers write past them.
-std::uint64_t sample_of(const std::vector<at::Tensor>& parameters) {
+std::uint64_t sample_of(const std::vector<at::Tensor>& tensors) {
   constexpr std::size_t kWord = sizeof(std::uint64_t), kSamples = 16;
   std::uint64_t sum = 0;
-  for (const auto& parameter : parameters) {
-    if (!parameter.has_storage() || parameter.storage().data() == nullptr) continue;
-    if (!parameter.is_non_overlapping_and_dense()) continue;
-    const auto* bytes = static_cast<const char*>(parameter.const_data_ptr());
-    const std::size_t size = parameter.nbytes(), words = std::max<std::size_t>(size / kWord, 1);
+  for (const auto& tensor : tensors) {
+    if (!tensor.has_storage() || tensor.storage().data() == nullptr) continue;
+    if (!tensor.is_non_overlapping_and_dense()) continue;
+    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+    const std::size_t size = tensor.nbytes(), words = std::max<std::size_t>(size / kWord, 1);
     const auto samples = std::min(words, kSamples);
     for (std::size_t i = 0; i < samples; ++i) {
       std::uint64_t word = 0;
@@ -81,7 +81,7 @@ Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch
   recovery_ = recovery;
   parameters_ = module.parameters();
   round.remember = [this] { remember(); };
-  round.has_only_accumulated = [this] { return engine_ != nullptr && !has_averaged() && !has_stepped(); };
+  round.has_only_accumulated = [this] { return engine_ != nullptr && !has_stepped(); };
   round.seed = at::detail::getDefaultCPUGenerator().current_seed();
   recovery->rounds.announce(true);
 }
@@ -99,24 +99,28 @@ Checkpoint::~Checkpoint() {
 
 /// Called whenever the weights are those of the training's position.
 void Checkpoint::remember() {
-  weights_ = sample_of(parameters_);
+  step_trace_ = step_trace();
   averaged_passes_ = engine_ != nullptr ? engine_->averaged_passes() : 0;
   buffers_.clear();
   for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
 }
 
-/// Since the weights were remembered.
-bool Checkpoint::has_stepped() const { return sample_of(parameters_) != weights_; }
-bool Checkpoint::has_averaged() const {
-  return engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
+std::uint64_t Checkpoint::step_trace() const {
+  const auto taken = train::steps_taken(optimizer_);
+  return sample_of(parameters_) ^ sample_of(taken.momentum) ^ static_cast<std::uint64_t>(taken.count);
 }
+
+/// Since the weights were remembered.
+bool Checkpoint::has_stepped() const { return step_trace() != step_trace_; }
 
 /// Unless it is not certain which steps are done.
 void Checkpoint::keep_in_memory() {
   auto& memory = memory_of(*recovery_);
   const auto& round = recovery_->round;
-  const bool done = has_stepped() && round.in_batch;
-  if (memory.state || round.place.epoch < 0 || (!done && (has_stepped() || has_averaged()))) return;
+  const bool stepped = has_stepped(), done = stepped && round.in_batch;
+  const bool averaged = engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
+  const bool certain = stepped ? done : !averaged || train::steps_taken(optimizer_).tells;
+  if (memory.state || round.place.epoch < 0 || !certain) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = module_.buffers();
   for (std::size_t i = 0; !done && i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
@@ -157,7 +161,8 @@ std::int64_t Checkpoint::resume() {
     memory.share(context_.group());
     if (const auto state = std::exchange(memory.state, std::nullopt)) {
       const auto& position = state->position;
-      context_.print("a lost rank was replaced; going on in epoch ", position.epoch + 1);
+      context_.print("a lost rank was replaced: continuing in epoch ", position.epoch + 1, " after batch ",
+                     position.samples);
       load(*state);
       recovery_->round.begin_with = {position.epoch, position.samples};
       if (state->epoch < position.epoch) {  // in save(), where rank 0 may have been lost
@@ -166,7 +171,7 @@ std::int64_t Checkpoint::resume() {
       }
       return begin(position);
     }
-    context_.print("no rank has the training's state: going on from the last checkpoint");
+    context_.print("no rank has the training's state: continuing from the last checkpoint");
   }
   std::string bytes;
   if (context_.is_main() && std::filesystem::exists(path_)) {

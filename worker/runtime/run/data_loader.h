@@ -61,6 +61,8 @@ class DataLoader {
     return to_device_.next([this] { return std::static_pointer_cast<Batch>(prefetcher_.next()); });
   }
 
+  /// The number of the batch in use, from 1: also after a lost rank, whose epoch goes on in the middle.
+  std::int64_t position() const { return done_; }
   /// Of the current epoch, on this rank, including those skipped after a lost rank.
   std::int64_t batches() const { return prefetcher_.batches(); }
   Dataset& dataset() const { return *dataset_; }

@@ -135,8 +135,8 @@ class Checkpoint {
 
  private:
   void remember();
+  std::uint64_t step_trace() const;
   bool has_stepped() const;
-  bool has_averaged() const;
   void keep_in_memory();
   std::int64_t begin(const train::Position& position);
   void load(const train::TrainingState& state);
@@ -158,7 +158,7 @@ class Checkpoint {
   std::int64_t saved_ = -1;       // the finished epochs of the last save()
   std::vector<at::Tensor> parameters_;
   // As last remembered, to tell whether a step was taken since.
-  std::uint64_t weights_ = 0;
+  std::uint64_t step_trace_ = 0;
   std::int64_t averaged_passes_ = 0;
   std::vector<at::Tensor> buffers_;
 };

@@ -65,6 +65,8 @@ class DataLoader<Dataset, Collate> {
     return batch;
   }
 
+  /// As DataLoader's.
+  std::int64_t position() const { return done_; }
   Dataset& dataset() { return dataset_; }
 
  private:

@@ -36,7 +36,8 @@ struct Recovery {
   /// in_batch  one begins; false: an epoch begins or ends
   void set_place(const BatchPlace& place, bool in_batch) {
     round.batches_after = place.batches + (in_batch ? 1 : 0);
-    if (in_batch && round.in_batch && round.has_only_accumulated()) return;
+    if (in_batch && round.in_batch && place.epoch == round.place.epoch && round.has_only_accumulated())
+      return;
     round.place = place;
     round.in_batch = in_batch;
     if (round.remember) round.remember();

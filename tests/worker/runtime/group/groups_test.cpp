@@ -77,6 +77,8 @@ TEST_CASE("a process that may connect again keeps Gloo's socket and thread", "[g
     ensure(kept.threads == before.threads + 1, "Gloo's thread is kept");
     connect_and_fail();
     ensure(Held() == kept, "and used again");
+    const auto of_interface = [] { return ddp::make_gloo_device(WorkerEnv{}, "lo", /*keep=*/true); };
+    ensure(of_interface() != of_interface(), "an interface's address may change");
   });
 }
 
@@ -230,13 +232,17 @@ TEST_CASE(
 
 TEST_CASE("ranks share a GPU over NCCL if NCCL takes them for ranks of different hosts", "[groups]") {
   test::make_fake_gpus(1);
-  for (const bool apart : {false, true})
+  for (const auto wanted : {ddp::BackendChoice::kAuto, ddp::BackendChoice::kNccl})
     spawn(2, [&](const WorkerEnv& env) {
-      if (apart) ::setenv("NCCL_HOSTID", std::to_string(env.rank).c_str(), 1);
-      auto group = ProcessGroup::connect(env, {.device = ddp::DeviceChoice::kCuda});
-      ensure(group.backend() == (apart ? "nccl" : "gloo"), "the backend");
+      ::setenv("NCCL_HOSTID", std::to_string(env.rank).c_str(), 1);
+      auto group = ProcessGroup::connect(env, {.device = ddp::DeviceChoice::kCuda, .backend = wanted});
+      ensure(group.backend() == (wanted == ddp::BackendChoice::kNccl ? "nccl" : "gloo"), "the backend");
       group.close();
     });
+  const auto on_one_host = [](const WorkerEnv& env) {
+    ProcessGroup::connect(env, {.device = ddp::DeviceChoice::kCuda, .backend = ddp::BackendChoice::kNccl});
+  };
+  CHECK_THROWS_WITH(spawn(2, on_one_host), ContainsSubstring("expected a separate GPU for every rank"));
 }
 
 TEST_CASE("DDP over a subgroup averages over its ranks alone", "[groups]") {

@@ -53,7 +53,7 @@ TEST_CASE("wait_for_port ends once the caller gives up", "[wait_for_port]") {
 TEST_CASE("wait_for_port tries often at first, then less and less often", "[wait_for_port]") {
   const Bound host;
   int most = 0;
-  for (int tries = 0; tries < 5 && most < 15; ++tries) {  // other processes may lengthen the pauses
+  for (int tries = 0; tries < 20 && most < 15; ++tries) {  // other processes may lengthen the pauses
     int attempts = 0;
     CHECK_FALSE(wait_for_port("127.0.0.1", host.port, 500ms, [&] { return ++attempts < 0; }));
     most = std::max(most, attempts);

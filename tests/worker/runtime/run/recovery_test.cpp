@@ -108,7 +108,8 @@ struct TwelveInTurn {
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
 Optimizer make(const std::string& kind, std::vector<torch::Tensor> parameters) {
   using train::OptimizerKind;
-  const double lr = kind == "tiny steps" ? 1e-30 : 0.1;
+  const double lr = kind.starts_with("tiny steps") ? 1e-30 : 0.1;
+  if (kind == "tiny steps without momentum") return std::make_unique<torch::optim::SGD>(parameters, lr);
   if (kind == "Adam") return std::make_unique<torch::optim::Adam>(parameters, lr);
   if (kind == "fused SGD")
     return train::make_optimizer({.kind = OptimizerKind::kSgd, .lr = lr, .momentum = 0.9}, {{parameters}});
@@ -230,9 +231,10 @@ TEST_CASE("a step that was done when a rank was lost is not done again, whatever
 }
 
 TEST_CASE("where nobody can tell whether a step was done, the training goes on from the file", "[recover]") {
-  // Six steps are in the file, and the ninth has left no trace in the weights.
-  check_exact({.optimizer = "tiny steps", .lost = Moment::kAfterStep}, 3);
-  check_exact({.optimizer = "tiny steps", .lost = Moment::kNextBatch}, 0);
+  const auto lost = GENERATE(Moment::kAfterStep, Moment::kNextBatch);
+  check_exact({.optimizer = "tiny steps", .lost = lost}, 0);  // the momentum tells
+  // Six steps are in the file, and the ninth has left no trace.
+  check_exact({.optimizer = "tiny steps without momentum", .lost = lost}, 3);
 }
 
 TEST_CASE("a loop whose batches are its own goes on from the file", "[recover]") {
@@ -282,11 +284,13 @@ TEST_CASE("after a lost rank an epoch has as many batches as before", "[recover]
 }
 
 TEST_CASE("after a lost rank the batches since the last step are done again", "[recover]") {
+  const bool synchronized = GENERATE(false, true);
+  CAPTURE(synchronized);
   RecoveringRank rank;
   std::vector<std::vector<float>> seen;  // by round
   rank.run([&](Context& ctx) {
     DistributedDataParallel<SmallNet> model(ctx, SmallNet());
-    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     DataLoader loader(ctx, TwelveExamples(), {.batch_size = 2});
     Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
     auto& batches = seen.emplace_back();
@@ -294,8 +298,12 @@ TEST_CASE("after a lost rank the batches since the last step are done again", "[
       batches.push_back(input[0][0].item<float>());
       const auto backward = [&] { torch::mse_loss(model(input), target).backward(); };
       if (batches.size() % 2 == 1) {
-        const auto no_sync = model.no_sync();
-        backward();
+        if (synchronized) {
+          backward();
+        } else {
+          const auto no_sync = model.no_sync();
+          backward();
+        }
         continue;
       }
       if (seen.size() == 1 && batches.size() == 4) throw LostRank();
@@ -307,6 +315,37 @@ TEST_CASE("after a lost rank the batches since the last step are done again", "[
   REQUIRE(seen[1].size() == 4);
   CHECK(seen[1][0] == seen[0][2]);
   CHECK(seen[1][1] == seen[0][3]);
+}
+
+TEST_CASE("after a lost rank an epoch that the loop left early is over", "[recover]") {
+  const bool validates = GENERATE(false, true), stepped = GENERATE(false, true);
+  CAPTURE(validates, stepped);
+  RecoveringRank rank;
+  std::vector<std::pair<std::int64_t, std::int64_t>> seen;  // epoch and position of each batch that is done
+  rank.run([&](Context& ctx) {
+    DistributedDataParallel<SmallNet> model(ctx, SmallNet());
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    DataLoader loader(ctx, TwelveExamples(), {.batch_size = 2});
+    DataLoader validation(ctx, TwelveExamples(), {.batch_size = 2});
+    Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
+    for (auto epoch = checkpoint.resume(); epoch < 3; ++epoch) {
+      for (auto& [input, target] : loader.epoch(epoch)) {
+        if (loader.position() == 4) break;
+        const bool lost = ctx.env().round == 0 && epoch == 1 && loader.position() == 1;
+        if (lost && !stepped) throw LostRank();
+        torch::mse_loss(model(input), target).backward();
+        optimizer.step();
+        seen.emplace_back(epoch, loader.position());
+        if (lost) throw LostRank();
+      }
+      if (validates)
+        for ([[maybe_unused]] auto& batch : validation.epoch()) continue;
+    }
+  });
+  std::vector<std::pair<std::int64_t, std::int64_t>> expected;
+  for (int epoch = 0; epoch < 3; ++epoch)
+    for (int batch = 1; batch <= 3; ++batch) expected.emplace_back(epoch, batch);
+  CHECK(seen == expected);
 }
 
 TEST_CASE("a checkpoint keeps what it is told to, in the file and in memory", "[recover]") {

@@ -200,7 +200,7 @@ void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::Process
   try {
     sums.totals.set_sums(totals);
   } catch (const std::invalid_argument& error) {
-    throw IoError(resumed.path, error.what());
+    throw IoError(resumed.source(), error.what());
   }
 }
 
@@ -226,7 +226,7 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   if (resumed.path.empty() && run_.options.memory->parts)
     model_.load_part(state);
   else
-    model_.load(state, resumed.path.empty() ? kInMemory : resumed.path);
+    model_.load(state, resumed.source());
   if (static_cast<int>(state.generators.size()) == run_.group.size())
     set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
   const auto restore = [&](const std::string& name, const auto& load) {
@@ -235,7 +235,7 @@ void CheckpointSaver::resume(const Resumed& resumed) {
     try {
       load(kept.toGenericDict());
     } catch (const std::invalid_argument& error) {
-      throw IoError(resumed.path, name + ": " + error.what());
+      throw IoError(resumed.source(), name + ": " + error.what());
     }
   };
   for (const auto& callback : callbacks_)

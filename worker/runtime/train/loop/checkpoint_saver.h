@@ -24,8 +24,10 @@ struct EpochSums {
 
 /// The checkpoint that a run resumes from.
 struct Resumed {
-  std::filesystem::path path;
+  std::filesystem::path path;  ///< empty: it was in memory
   TrainingState state;
+  /// In errors.
+  std::filesystem::path source() const { return path.empty() ? kInMemory : path; }
 };
 
 /// Finds the checkpoint to resume from, the same on every rank. Every rank calls it.

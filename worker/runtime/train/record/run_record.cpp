@@ -133,7 +133,7 @@ void RunRecord::remove_earlier_run() const {
   if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());
 }
 
-/// Then they need not be read and written again, which takes longer the longer the run is.
+/// Then they need not be parsed and written again, which takes longer the longer the run is.
 bool RunRecord::has_just_the_earlier_rows() const {
   if (!options_.resumed_rows || *options_.resumed_rows == 0) return false;
   const auto csv = read_or_empty(metrics_path()), jsonl = read_or_empty(jsonl_path());

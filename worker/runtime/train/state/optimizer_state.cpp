@@ -196,6 +196,15 @@ struct StateWriter {
   }
 };
 
+struct StepsReader {
+  StepsTaken taken;
+
+  void operator()(const char*, std::int64_t step) { taken.count += step; }
+  void operator()(const char*, const Tensor& tensor, bool /*required*/) {
+    if (taken.count == 0 && tensor.defined()) taken.momentum.push_back(tensor);
+  }
+};
+
 /// For every parameter of all groups, this process's part of its state.
 template <typename Kind>
 std::vector<NamedTensors> named_states(Optimizer& optimizer) {
@@ -363,6 +372,25 @@ IValue optimizer_state_dict(Optimizer& optimizer, bool own) {
     if (own) root.insert("own", true);
     return root;
   });
+}
+
+StepsTaken steps_taken(Optimizer& optimizer) try {
+  return with_kind(options_of(optimizer), [&](auto kind) {
+    using Kind = decltype(kind);
+    StepsReader reader;
+    reader.taken.tells = true;
+    for (auto& group : optimizer.param_groups()) {
+      auto& options = static_cast<typename Kind::Options&>(group.options());
+      if constexpr (std::is_same_v<Kind, Sgd>) reader.taken.tells &= options.momentum() != 0;
+      for (const auto& parameter : group.params())
+        if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+            found != optimizer.state().end())
+          Kind::state(static_cast<typename Kind::State&>(*found->second), options, reader);
+    }
+    return std::move(reader.taken);
+  });
+} catch (const std::invalid_argument&) {
+  return {};
 }
 
 void load_optimizer_state(Optimizer& optimizer, const IValue& state_dict,

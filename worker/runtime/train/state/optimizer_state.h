@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 namespace torch::optim {
@@ -35,5 +38,13 @@ c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer, bool own = 
 ///         optimizer_state_dict() does not support
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const c10::IValue& state_dict,
                           const std::filesystem::path& source);
+
+/// What differs after another step.
+struct StepsTaken {
+  std::int64_t count = 0;            ///< over all parameters
+  std::vector<at::Tensor> momentum;  ///< SGD's, which does not count; shares memory with it
+  bool tells = false;                ///< false: SGD without momentum, or an unsupported optimizer
+};
+StepsTaken steps_taken(torch::optim::Optimizer& optimizer);
 
 }  // namespace ddprun::train
