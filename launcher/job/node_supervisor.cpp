@@ -34,13 +34,13 @@ std::string name_of_node(const NodesOptions& nodes) {
   return nodes.node_name.empty() ? host_name() : nodes.node_name;
 }
 
-/// CoordinatorSettings::program: the command; without its arguments if nodes may be told their ranks, as they
-/// may also be told other things. (Spares have none, but those that they replace may.)
+/// CoordinatorSettings::program: the command; without its arguments if nodes are told their ranks, as they
+/// may also be told other things.
 std::string known_by(const Options& options) {
   if (options.run_id != kDefaultRunId) return "";
   std::vector<std::string> words = options.program;
   words[0] = std::filesystem::path(words[0]).filename();
-  if (options.nodes.node_rank || options.nodes.spares > 0) words.resize(1);
+  if (options.nodes.node_rank) words.resize(1);
   const std::string text = shown_command(words);
   if (text.size() <= kMostShown) return text;
   const boost::uuids::name_generator_sha1 digest(boost::uuids::ns::oid());

@@ -29,18 +29,20 @@ std::string_view take_number(std::string_view& text) {
   return number;
 }
 
-bool has_other_run_id(const CoordinatorSettings& settings, const Join& join) {
-  return !join.run_id.empty() && join.run_id != settings.run_id;
-}
-
+/// Nodes with a rank send only the program's name, as they may have other arguments; spares have no rank.
 bool has_other_program(const CoordinatorSettings& settings, const Join& join) {
-  return !join.program.empty() && !settings.program.empty() && join.program != settings.program;
+  const std::string &a = settings.program, &b = join.program;
+  const auto is_name_of = [](const std::string& name, const std::string& command) {
+    return name.find(' ') == std::string::npos && command.starts_with(name + ' ');
+  };
+  if (a.empty() || b.empty() || a == b) return false;
+  return settings.spares == 0 || !(is_name_of(a, b) || is_name_of(b, a));
 }
 
 }  // namespace
 
-bool is_of_another_job(const CoordinatorSettings& settings, const Join& join) {
-  return has_other_run_id(settings, join) || has_other_program(settings, join);
+bool has_other_run_id(const CoordinatorSettings& settings, const Join& join) {
+  return !join.run_id.empty() && join.run_id != settings.run_id;
 }
 
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address) {

@@ -17,8 +17,7 @@ namespace ddprun::launcher {
 /// address   the connection's source; empty: the coordinator's own host
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address);
 
-/// Whether the node has come to a coordinator that it does not belong to.
-bool is_of_another_job(const CoordinatorSettings& settings, const Join& join);
+bool has_other_run_id(const CoordinatorSettings& settings, const Join& join);
 
 /// Compares names in natural order: "node2" before "node10". Runs of digits compare as numbers of any length;
 /// of numbers that differ only in leading zeros, the shorter comes first. A strict weak order.

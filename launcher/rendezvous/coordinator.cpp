@@ -53,7 +53,7 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
     expel(earlier->second, "its ddprun has connected again", now);
   if (ended_) return dismiss(id, last_word(/*stood_by=*/false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
-    return dismiss(id, Refused{reason, is_of_another_job(settings_, join)});
+    return dismiss(id, Refused{reason, /*other_job=*/has_other_run_id(settings_, join)});
   Node& node = nodes_[id];
   node.join = join;
   node.address = join.address.empty() ? address : join.address;
@@ -164,13 +164,21 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    const bool is_member = has_started() ? std::ranges::count(members_, id) > 0 : node.was_in_round;
-    if (!elastic() && is_member) return end(exit_code_of_signal(leave->signal), reason);
+    if (!elastic() && is_needed(id)) return end(exit_code_of_signal(leave->signal), reason);
     std::erase(voters_, id);
     for (auto& [superseded, former] : former_voters_) std::erase(former, id);
     gone_.insert(id);
     remove(nodes_.find(id), reason, now);
   }
+}
+
+/// Whether the last round had this node, or still has its place.
+bool Coordinator::is_needed(NodeId id) const {
+  const Node& node = nodes_.at(id);
+  if (!has_started()) return node.was_in_round && node.join.former.number == former_.number;
+  const auto is_gone = [this](NodeId member) { return !nodes_.contains(member); };
+  return std::ranges::count(members_, id) > 0 ||
+         (node.was_in_round && std::ranges::any_of(members_, is_gone));
 }
 
 void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
@@ -473,7 +481,7 @@ std::string Coordinator::describe_shortage() const {
            (came.empty() ? "" : ": " + first_few(came));
   std::vector<int> missing;
   const bool by_rank =
-      !elastic() && !ranks_.empty() && (ranks_.size() == nodes_.size() || settings_.spares > 0);
+      !elastic() && !ranks_.empty() && (ranks_.size() == nodes_.size() || !settings_.names.empty());
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);
   return "only " + std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +

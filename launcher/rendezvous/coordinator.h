@@ -135,6 +135,7 @@ class Coordinator {
   bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
   std::vector<NodeId> former_members() const;
   std::size_t returned() const;
+  bool is_needed(NodeId id) const;
   bool has_majority() const;
   bool in_minority() const;
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }

@@ -35,6 +35,11 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr milliseconds kNoticeAfter{3'000};
+
+/// Whoever answers has nothing to do with this job.
+struct Stranger : ProtocolError {
+  using ProtocolError::ProtocolError;
+};
 constexpr milliseconds kFarewellTimeout{2'000};
 
 /// The address as text, with IPv4-mapped ones as IPv4.
@@ -162,8 +167,8 @@ asio::awaitable<void> NodeLink::run() {
                       hung_up});
 }
 
-/// Retries until a coordinator answers. Passes over a stranger, another token and another job if the
-/// coordinator may be elsewhere, else gives up.
+/// Retries until a coordinator answers. Passes over strangers if the coordinator may be elsewhere, after a
+/// loss also over one that refuses this node, and gives up otherwise.
 asio::awaitable<void> NodeLink::connect() {
   bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true, warned = false;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
@@ -172,7 +177,8 @@ asio::awaitable<void> NodeLink::connect() {
       co_await connect_once();
       co_return;
     } catch (const ProtocolError& error) {
-      if (!may_be_elsewhere()) throw;
+      const bool stranger = dynamic_cast<const Stranger*>(&error) != nullptr;
+      if (!settings_.after_loss && !(stranger && may_be_elsewhere())) throw;
       first = false;
       why = error.what();
       if (!std::exchange(warned, true))
@@ -226,15 +232,19 @@ asio::awaitable<void> NodeLink::connect_once() {
     connection->set_time_limit(std::min(settings_.greeting_timeout, settings_.timeout));
     try {
       co_await connection->greet();
+      if (may_be_elsewhere()) co_await introduce(*connection);
     } catch (const std::exception& failure) {
+      connection->close();
       // If it hung up, it may be a coordinator that just ended: retry.
       const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
       const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
-      if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) throw;
+      if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) {
+        if (connection->greeted() || dynamic_cast<const ProtocolError*>(&failure) == nullptr) throw;
+        throw Stranger(failure.what());
+      }
       throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
                                                       port_owner(address.port()) + ", which is not a ddprun");
     }
-    if (may_be_elsewhere()) co_await introduce(*connection);
     connection->clear_time_limit();
     coordinator_address_ = theirs;
     local_address_ = ours;
@@ -249,16 +259,17 @@ bool NodeLink::may_be_elsewhere() const {
   return settings_.after_loss || asked_ + 1 < settings_.endpoints.size();
 }
 
-/// Joins. throws ProtocolError if the answer is not that of this job's coordinator, or, after a loss, refuses
-/// this node
+/// Joins. throws Stranger if it has another job; ProtocolError if the answer is not a coordinator's, or,
+/// after a loss, refuses this node
 asio::awaitable<void> NodeLink::introduce(Connection& connection) {
   connection.write(encode(settings_.join));
   answer_ = decode_coordinator_message(co_await connection.read());
   const auto* refused = std::get_if<Refused>(&*answer_);
   if (refused == nullptr || !(refused->other_job || settings_.after_loss)) co_return;
   const std::string reason = "it refuses this node: " + printable(refused->reason);
+  const bool stranger = refused->other_job;
   answer_.reset();
-  connection.close();
+  if (stranger) throw Stranger(reason);
   throw ProtocolError(reason);
 }
 

@@ -306,10 +306,14 @@ TEST_CASE("a stranger or another job at the next endpoint does not keep a job fr
   for (const std::size_t node : {0U, 1U})
     CHECK_THAT(nodes.node(node).err(),
                ContainsSubstring("127.0.0.1:" + other.port + " does not have this job's coordinator"));
-  // At the only endpoint left it is an error.
+  // At the only endpoint it is an error, and so is this job's coordinator that refuses the node.
   NodeJob late;
   late.add(job({"--rdzv-endpoint=127.0.0.1:" + other.port, "--rdzv-id=job", "--nnodes=2"}, {"meet"}));
-  CHECK(late.wait() == std::vector(1, ExitStatus::exited(125)));
+  if (another_job)
+    late.add(job({"--rdzv-endpoint=127.0.0.1:" + late.port + ",127.0.0.1:" + other.port, "--rdzv-id=the-job",
+                  "--nnodes=3"},
+                 {"meet"}));
+  CHECK(late.wait() == std::vector(late.size(), ExitStatus::exited(125)));
   if (another_job) other.node(0).send_signal(SIGTERM);
 }
 

@@ -109,6 +109,16 @@ TEST_CASE("a node that has been replaced and stands by may go, a member may not"
   CHECK(rig.ended()->exit_code == 143);
 }
 
+TEST_CASE("a node that has returned to its own place may not go", "[coordinator]") {
+  TwoNodes rig(job(2, 2, /*max_restarts=*/1));
+  rig.lose(rig.b);
+  Join returned = rig.wish("b");
+  returned.former = {0, 2, 1};
+  rig.say(rig.join(returned), Leave{SIGTERM});
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 143);
+}
+
 TEST_CASE("a spare that has fallen silent is not taken, and another may stand by", "[coordinator]") {
   auto settings = job(2, 2, 1);
   settings.spares = 1;

@@ -81,7 +81,7 @@ Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch
   recovery_ = recovery;
   parameters_ = module.parameters();
   round.remember = [this] { remember(); };
-  round.has_only_accumulated = [this] { return engine_ != nullptr && !has_stepped(); };
+  round.has_only_accumulated = [this] { return engine_ != nullptr && !differs(trace()); };
   round.seed = at::detail::getDefaultCPUGenerator().current_seed();
   recovery->rounds.announce(true);
 }
@@ -99,27 +99,33 @@ Checkpoint::~Checkpoint() {
 
 /// Called whenever the weights are those of the training's position.
 void Checkpoint::remember() {
-  step_trace_ = step_trace();
+  trace_ = trace();
   averaged_passes_ = engine_ != nullptr ? engine_->averaged_passes() : 0;
   buffers_.clear();
   for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
 }
 
-std::uint64_t Checkpoint::step_trace() const {
+/// What a step leaves behind. A momentum whose sample is zero may stay so.
+Checkpoint::Trace Checkpoint::trace() const {
   const auto taken = train::steps_taken(optimizer_);
-  return sample_of(parameters_) ^ sample_of(taken.momentum) ^ static_cast<std::uint64_t>(taken.count);
+  const auto momentum = sample_of(taken.momentum);
+  return {sample_of(parameters_), momentum + static_cast<std::uint64_t>(taken.count) + taken.momentum.size(),
+          taken.tells && (taken.momentum.empty() || momentum != 0)};
 }
 
-/// Since the weights were remembered.
-bool Checkpoint::has_stepped() const { return step_trace() != step_trace_; }
+/// Whether a step was done since the weights were remembered, as far as it can be told.
+bool Checkpoint::differs(const Trace& now) const {
+  return trace_.tells ? now.steps != trace_.steps : now.weights != trace_.weights;
+}
 
 /// Unless it is not certain which steps are done.
 void Checkpoint::keep_in_memory() {
   auto& memory = memory_of(*recovery_);
   const auto& round = recovery_->round;
-  const bool stepped = has_stepped(), done = stepped && round.in_batch;
+  const auto now = trace();
+  const bool stepped = differs(now), done = stepped && round.in_batch;
   const bool averaged = engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
-  const bool certain = stepped ? done : !averaged || train::steps_taken(optimizer_).tells;
+  const bool certain = stepped ? done : trace_.tells ? now.weights == trace_.weights : !averaged;
   if (memory.state || round.place.epoch < 0 || !certain) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = module_.buffers();

@@ -135,8 +135,12 @@ class Checkpoint {
 
  private:
   void remember();
-  std::uint64_t step_trace() const;
-  bool has_stepped() const;
+  struct Trace {
+    std::uint64_t weights = 0, steps = 0;
+    bool tells = false;  ///< a step changes `steps`; false: perhaps only the weights
+  };
+  Trace trace() const;
+  bool differs(const Trace& now) const;
   void keep_in_memory();
   std::int64_t begin(const train::Position& position);
   void load(const train::TrainingState& state);
@@ -158,7 +162,7 @@ class Checkpoint {
   std::int64_t saved_ = -1;       // the finished epochs of the last save()
   std::vector<at::Tensor> parameters_;
   // As last remembered, to tell whether a step was taken since.
-  std::uint64_t step_trace_ = 0;
+  Trace trace_;
   std::int64_t averaged_passes_ = 0;
   std::vector<at::Tensor> buffers_;
 };

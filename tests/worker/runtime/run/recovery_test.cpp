@@ -318,8 +318,10 @@ TEST_CASE("after a lost rank the batches since the last step are done again", "[
 }
 
 TEST_CASE("after a lost rank an epoch that the loop left early is over", "[recover]") {
-  const bool validates = GENERATE(false, true), stepped = GENERATE(false, true);
-  CAPTURE(validates, stepped);
+  enum class Lost { kAfterBreak, kBeforeStep, kAfterStep };
+  const bool validates = GENERATE(false, true);
+  const auto lost = GENERATE(Lost::kAfterBreak, Lost::kBeforeStep, Lost::kAfterStep);
+  CAPTURE(validates, lost);
   RecoveringRank rank;
   std::vector<std::pair<std::int64_t, std::int64_t>> seen;  // epoch and position of each batch that is done
   rank.run([&](Context& ctx) {
@@ -329,15 +331,18 @@ TEST_CASE("after a lost rank an epoch that the loop left early is over", "[recov
     DataLoader validation(ctx, TwelveExamples(), {.batch_size = 2});
     Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
     for (auto epoch = checkpoint.resume(); epoch < 3; ++epoch) {
+      const auto lose_if = [&](Lost here) {
+        if (lost == here && ctx.env().round == 0 && epoch == 1) throw LostRank();
+      };
       for (auto& [input, target] : loader.epoch(epoch)) {
-        if (loader.position() == 4) break;
-        const bool lost = ctx.env().round == 0 && epoch == 1 && loader.position() == 1;
-        if (lost && !stepped) throw LostRank();
+        if (loader.position() > 3) break;
+        if (loader.position() == 1) lose_if(Lost::kBeforeStep);
         torch::mse_loss(model(input), target).backward();
         optimizer.step();
         seen.emplace_back(epoch, loader.position());
-        if (lost) throw LostRank();
+        if (loader.position() == 1) lose_if(Lost::kAfterStep);
       }
+      lose_if(Lost::kAfterBreak);
       if (validates)
         for ([[maybe_unused]] auto& batch : validation.epoch()) continue;
     }
@@ -346,6 +351,51 @@ TEST_CASE("after a lost rank an epoch that the loop left early is over", "[recov
   for (int epoch = 0; epoch < 3; ++epoch)
     for (int batch = 1; batch <= 3; ++batch) expected.emplace_back(epoch, batch);
   CHECK(seen == expected);
+}
+
+TEST_CASE("after a lost rank weights that something else than a step has changed are not kept", "[recover]") {
+  RecoveringRank rank;
+  std::vector<std::int64_t> positions;
+  rank.run([&](Context& ctx) {
+    torch::manual_seed(1);
+    DistributedDataParallel<SmallNet> model(ctx, SmallNet());
+    torch::optim::Adam optimizer(model->parameters(), 0.1);
+    DataLoader loader(ctx, TwelveExamples(), {.batch_size = 2});
+    Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
+    for (auto& [input, target] : loader.epoch(checkpoint.resume())) {
+      positions.push_back(loader.position());
+      torch::mse_loss(model(input), target).backward();
+      if (ctx.env().round == 0 && loader.position() == 3) {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : model->parameters())
+          parameter.add_(1);  // as sharpness-aware minimization does
+        throw LostRank();
+      }
+      optimizer.step();
+    }
+  });
+  CHECK(positions == std::vector<std::int64_t>{1, 2, 3, 1, 2, 3, 4, 5, 6});
+}
+
+TEST_CASE("a momentum whose sample is zero does not tell whether a step was done", "[recover]") {
+  RecoveringRank rank;
+  std::vector<float> at_begin;
+  rank.run([&](Context& ctx) {
+    torch::manual_seed(1);
+    DistributedDataParallel<torch::nn::EmbeddingImpl> model(ctx, torch::nn::EmbeddingImpl(17, 8));
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    DataLoader loader(ctx, TwelveExamples(), {.batch_size = 2});
+    Checkpoint checkpoint(ctx, "none.pt", model, optimizer);
+    for ([[maybe_unused]] auto& batch : loader.epoch(checkpoint.resume())) {
+      if (loader.position() == 1) at_begin.push_back(model->weight[3][5].item<float>());
+      optimizer.zero_grad();
+      model(torch::full({1}, 3, torch::kLong)).slice(1, 3).sum().backward();  // no sample is there
+      if (ctx.env().round == 0 && loader.position() == 3) throw LostRank();
+      optimizer.step();
+    }
+  });
+  REQUIRE(at_begin.size() == 2);
+  CHECK(at_begin[0] == at_begin[1]);  // without the two steps, which cannot be told
 }
 
 TEST_CASE("a checkpoint keeps what it is told to, in the file and in memory", "[recover]") {
