@@ -179,7 +179,7 @@ asio::awaitable<void> NodeLink::connect() {
     } catch (const ProtocolError& error) {
       const bool stranger = dynamic_cast<const Stranger*>(&error) != nullptr;
       if (!settings_.after_loss && !(stranger && may_be_elsewhere())) throw;
-      first = false;
+      if (endpoint() == settings_.former_coordinator) first = false;
       why = error.what();
       if (!std::exchange(warned, true))
         log_warning(to_string(endpoint()) + " does not have this job's coordinator: " + why);
@@ -187,7 +187,9 @@ asio::awaitable<void> NodeLink::connect() {
       throw;
     } catch (const boost::system::system_error& error) {
       why = describe(error.code());
-      if (std::exchange(first, false) && endpoint() == settings_.former_coordinator)
+      // A ddprun that is just ending may still accept a connection: ask again.
+      const bool hung_up = error.code() == asio::error::eof || error.code() == asio::error::connection_reset;
+      if (!hung_up && endpoint() == settings_.former_coordinator && std::exchange(first, false))
         settings_.join.former.nobody_listens = error.code() == asio::error::connection_refused;
     } catch (const std::runtime_error& error) {
       why = error.what();

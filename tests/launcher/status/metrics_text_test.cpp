@@ -7,6 +7,7 @@
 namespace ddprun::launcher {
 namespace {
 
+using test::ContainsSubstring;
 using View = nlohmann::ordered_json;
 
 View job_view() {
