@@ -240,10 +240,9 @@ asio::awaitable<void> NodeLink::connect_once() {
       // If it hung up, it may be a coordinator that just ended: retry.
       const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
       const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
-      if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) {
-        if (connection->greeted() || dynamic_cast<const ProtocolError*>(&failure) == nullptr) throw;
-        throw Stranger(failure.what());
-      }
+      const bool stranger = !connection->greeted() && dynamic_cast<const ProtocolError*>(&failure) != nullptr;
+      if (stranger && !settings_.fail_unless_greeted) throw Stranger(failure.what());
+      if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
                                                       port_owner(address.port()) + ", which is not a ddprun");
     }

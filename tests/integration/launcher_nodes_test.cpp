@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -16,6 +17,19 @@ namespace {
 using Ends = std::vector<ExitStatus>;
 
 Ends all(std::size_t nodes, const ExitStatus& status) { return Ends(nodes, status); }
+
+/// Its coordinator listens at its port or, without another_job, the stranger that is returned.
+std::unique_ptr<Child> occupy(NodeJob& other, bool another_job) {
+  if (another_job) {
+    other.start({"--nnodes=2"}, {"ready"});
+    REQUIRE(wait_until([&] { return count_of("waiting for nodes", other.node(0).err()) == 1; }));
+    return nullptr;
+  }
+  auto stranger = std::make_unique<Child>(
+      Command{{"python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", other.port}});
+  REQUIRE(stranger->wait_for_output("Serving HTTP"));
+  return stranger;
+}
 
 /// The environments that stub_worker's "dump" has written.
 std::vector<nlohmann::json> environments(const std::string& out) {
@@ -267,14 +281,7 @@ TEST_CASE("a stranger or another job at the next endpoint does not end a job tha
       REQUIRE(wait_until([&] { return count_of("waiting for nodes: 1", nodes.node(0).err()) > 0; }));
   }
   for (const std::size_t node : {0U, 1U, 2U}) REQUIRE(nodes.node(node).wait_for_output("round 0"));
-  std::optional<Child> stranger;
-  if (another_job) {
-    other.start({"--nnodes=2"}, {"ready"});
-    REQUIRE(wait_until([&] { return count_of("waiting for nodes", other.node(0).err()) == 1; }));
-  } else {
-    stranger.emplace(Command{{"python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", other.port}});
-    REQUIRE(stranger->wait_for_output("Serving HTTP"));
-  }
+  const auto stranger = occupy(other, another_job);
   nodes.node(0).send_signal(SIGKILL);
   for (const std::size_t node : {1U, 2U}) REQUIRE(nodes.node(node).wait_for_output(" of 2, round 0 at"));
   write_file_atomic(done, "");
@@ -291,14 +298,7 @@ TEST_CASE("a stranger or another job at the next endpoint does not keep a job fr
   const bool another_job = GENERATE(true, false);
   CAPTURE(another_job);
   NodeJob nodes, other;
-  std::optional<Child> stranger;
-  if (another_job) {
-    other.start({"--nnodes=2"}, {"ready"});
-    REQUIRE(wait_until([&] { return count_of("waiting for nodes", other.node(0).err()) == 1; }));
-  } else {
-    stranger.emplace(Command{{"python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", other.port}});
-    REQUIRE(stranger->wait_for_output("Serving HTTP"));
-  }
+  const auto stranger = occupy(other, another_job);
   const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + other.port;
   for (int i = 0; i < 2; ++i)
     nodes.add(job({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=2"}, {"meet"}));
