@@ -80,8 +80,7 @@ Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch
   }
   recovery_ = recovery;
   parameters_ = module.parameters();
-  round.remember = [this] { remember(); };
-  round.has_only_accumulated = [this] { return engine_ != nullptr && !differs(trace()); };
+  round.remember = [this](bool unless_accumulating) { return remember(unless_accumulating); };
   round.seed = at::detail::getDefaultCPUGenerator().current_seed();
   recovery->rounds.announce(true);
 }
@@ -97,12 +96,15 @@ Checkpoint::~Checkpoint() {
   recovery_->round.remember = nullptr;
 }
 
-/// Called whenever the weights are those of the training's position.
-void Checkpoint::remember() {
-  trace_ = trace();
+/// Called whenever the weights are those of the training's position; as Recovery::Round::remember.
+bool Checkpoint::remember(bool unless_accumulating) {
+  const auto now = trace();
+  if (unless_accumulating && engine_ != nullptr && !differs(now)) return false;
+  trace_ = now;
   averaged_passes_ = engine_ != nullptr ? engine_->averaged_passes() : 0;
   buffers_.clear();
   for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
+  return true;
 }
 
 /// What a step leaves behind. A momentum whose sample is zero may stay so.

@@ -134,7 +134,7 @@ class Checkpoint {
   void save(std::int64_t finished_epochs);
 
  private:
-  void remember();
+  bool remember(bool unless_accumulating);
   struct Trace {
     std::uint64_t weights = 0, steps = 0;
     bool tells = false;  ///< a step changes `steps`; false: perhaps only the weights

@@ -205,19 +205,27 @@ struct StepsReader {
   }
 };
 
+/// Calls use(state, options) for every parameter of all groups; a null state: it has none.
+template <typename Kind, typename Use>
+void for_each_state(Optimizer& optimizer, Use use) {
+  for (auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      use(found == optimizer.state().end() ? nullptr
+                                           : static_cast<typename Kind::State*>(found->second.get()),
+          static_cast<typename Kind::Options&>(group.options()));
+    }
+}
+
 /// For every parameter of all groups, this process's part of its state.
 template <typename Kind>
 std::vector<NamedTensors> named_states(Optimizer& optimizer) {
   std::vector<NamedTensors> result;
-  for (auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params()) {
-      StateWriter writer;
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found != optimizer.state().end())
-        Kind::state(static_cast<typename Kind::State&>(*found->second),
-                    static_cast<typename Kind::Options&>(group.options()), writer);
-      result.push_back(std::move(writer.tensors));
-    }
+  for_each_state<Kind>(optimizer, [&](auto* state, const auto& options) {
+    StateWriter writer;
+    if (state != nullptr) Kind::state(*state, options, writer);
+    result.push_back(std::move(writer.tensors));
+  });
   return result;
 }
 
@@ -379,14 +387,10 @@ StepsTaken steps_taken(Optimizer& optimizer) try {
     using Kind = decltype(kind);
     StepsReader reader;
     reader.taken.tells = true;
-    for (auto& group : optimizer.param_groups()) {
-      auto& options = static_cast<typename Kind::Options&>(group.options());
+    for_each_state<Kind>(optimizer, [&](auto* state, const auto& options) {
       if constexpr (std::is_same_v<Kind, Sgd>) reader.taken.tells &= options.momentum() != 0;
-      for (const auto& parameter : group.params())
-        if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-            found != optimizer.state().end())
-          Kind::state(static_cast<typename Kind::State&>(*found->second), options, reader);
-    }
+      if (state != nullptr) Kind::state(*state, options, reader);
+    });
     return std::move(reader.taken);
   });
 } catch (const std::invalid_argument&) {
