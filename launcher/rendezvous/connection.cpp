@@ -105,11 +105,14 @@ void Connection::close() {
   timer_.cancel();
 }
 
-std::string describe(const boost::system::error_code& error) {
+bool has_ended(const boost::system::error_code& error) {
   // A dying process resets the connection if it has unread data.
-  const bool ended = error == asio::error::eof || error == asio::error::connection_reset ||
-                     error == asio::error::broken_pipe;
-  return ended ? "the connection ended" : error.message();
+  return error == asio::error::eof || error == asio::error::connection_reset ||
+         error == asio::error::broken_pipe || error == asio::error::not_connected;
+}
+
+std::string describe(const boost::system::error_code& error) {
+  return has_ended(error) ? "the connection ended" : error.message();
 }
 
 }  // namespace ddprun::launcher

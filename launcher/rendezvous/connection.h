@@ -63,6 +63,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool timed_out_ = false;
 };
 
+/// Whether the other side has ended the connection.
+bool has_ended(const boost::system::error_code& error);
+
 /// An error of a connection in words.
 std::string describe(const boost::system::error_code& error);
 

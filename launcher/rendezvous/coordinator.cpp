@@ -175,10 +175,10 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
 /// Whether the last round had this node, or still has its place.
 bool Coordinator::is_needed(NodeId id) const {
   const Node& node = nodes_.at(id);
+  if (std::ranges::count(members_, id) > 0) return true;
   if (!has_started()) return node.was_in_round && node.join.former.number == former_.number;
   const auto is_gone = [this](NodeId member) { return !nodes_.contains(member); };
-  return std::ranges::count(members_, id) > 0 ||
-         (node.was_in_round && std::ranges::any_of(members_, is_gone));
+  return node.was_in_round && nodes_.size() <= max_nodes() && std::ranges::any_of(members_, is_gone);
 }
 
 void Coordinator::lose(NodeId id, const std::string& reason, Time now) {

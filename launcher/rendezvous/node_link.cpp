@@ -171,6 +171,7 @@ asio::awaitable<void> NodeLink::run() {
 /// loss also over one that refuses this node, and gives up otherwise.
 asio::awaitable<void> NodeLink::connect() {
   bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true, warned = false;
+  std::optional<Clock::time_point> accepted_at;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {
@@ -187,10 +188,14 @@ asio::awaitable<void> NodeLink::connect() {
       throw;
     } catch (const boost::system::system_error& error) {
       why = describe(error.code());
-      // A ddprun that is just ending may still accept a connection: ask again.
-      const bool hung_up = error.code() == asio::error::eof || error.code() == asio::error::connection_reset;
-      if (!hung_up && endpoint() == settings_.former_coordinator && std::exchange(first, false))
-        settings_.join.former.nobody_listens = error.code() == asio::error::connection_refused;
+      if (endpoint() == settings_.former_coordinator && first) {
+        // A ddprun that is just ending may still accept a connection: ask again, soon.
+        const auto now = Clock::now();
+        first = has_ended(error.code());
+        if (first && !accepted_at) accepted_at = now;
+        settings_.join.former.nobody_listens = error.code() == asio::error::connection_refused &&
+                                               now - accepted_at.value_or(now) < settings_.connect_timeout;
+      }
     } catch (const std::runtime_error& error) {
       why = error.what();
     }

@@ -100,10 +100,11 @@ Checkpoint::~Checkpoint() {
 bool Checkpoint::remember(bool unless_accumulating) {
   const auto now = trace();
   if (unless_accumulating && engine_ != nullptr && !differs(now)) return false;
+  std::vector<at::Tensor> buffers;
+  for (const auto& buffer : module_.buffers()) buffers.push_back(buffer.detach().clone());
+  buffers_ = std::move(buffers);  // nothing below throws
   trace_ = now;
   averaged_passes_ = engine_ != nullptr ? engine_->averaged_passes() : 0;
-  buffers_.clear();
-  for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
   return true;
 }
 

@@ -353,7 +353,8 @@ TEST_CASE("after a lost rank an epoch that the loop left early is over", "[recov
   CHECK(seen == expected);
 }
 
-TEST_CASE("after a lost rank weights that something else than a step has changed are not kept", "[recover]") {
+TEST_CASE("after a lost rank weights that something other than a step has changed are not kept",
+          "[recover]") {
   RecoveringRank rank;
   std::vector<std::int64_t> positions;
   rank.run([&](Context& ctx) {
