@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -127,9 +126,7 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     add_details(attempt, root, oom, workers[root]);
     const FailureReport report = make_report(job, attempt, workers, root);
     root_cause_rank = report.root_cause.rank;
-    const std::string text = describe(report);
-    job.outputs.console().make_way();
-    std::fwrite(text.data(), 1, text.size(), stderr);
+    job.outputs.console().err()->write_own(describe(report));
     pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
   for (const LostWorker& lost : attempt.lost)

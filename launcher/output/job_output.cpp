@@ -64,16 +64,12 @@ std::string folder_name(const std::string& run_id) {
   return name;
 }
 
-JobOutput::JobOutput(boost::asio::io_context& io, const Options& options, const std::string& run_id,
+JobOutput::JobOutput(Console& console, const Options& options, const std::string& run_id,
                      const std::string& job_id, const std::filesystem::path& temp_folder)
     : options_(options),
       job_name_(run_id == job_id ? job_id : folder_name(run_id) + "_" + job_id.substr(0, 8)),
       temp_folder_(temp_folder),
-      console_(io) {
-  before_logging([this] { console_.make_way(); });
-}
-
-JobOutput::~JobOutput() { before_logging(nullptr); }
+      console_(console) {}
 
 std::filesystem::path JobOutput::attempt_folder(int attempt) const {
   return job_folder(options_.output.log_dir) / attempt_name(attempt);

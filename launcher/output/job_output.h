@@ -1,6 +1,5 @@
 #pragma once
 
-#include <boost/asio/io_context.hpp>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -38,9 +37,8 @@ class JobOutput {
  public:
   /// job_id       its first characters make the folder's name unique
   /// temp_folder  absolute
-  JobOutput(boost::asio::io_context& io, const Options& options, const std::string& run_id,
-            const std::string& job_id, const std::filesystem::path& temp_folder);
-  ~JobOutput();
+  JobOutput(Console& console, const Options& options, const std::string& run_id, const std::string& job_id,
+            const std::filesystem::path& temp_folder);
   JobOutput(const JobOutput&) = delete;
   JobOutput& operator=(const JobOutput&) = delete;
 
@@ -67,7 +65,7 @@ class JobOutput {
   const Options& options_;
   std::string job_name_;
   std::filesystem::path temp_folder_;
-  Console console_;
+  Console& console_;
   std::optional<LogFolder> log_folder_;  ///< the job's, once made
 };
 

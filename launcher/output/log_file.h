@@ -8,6 +8,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/writer_thread.h"
 
 namespace ddprun::launcher {
 
@@ -33,7 +34,7 @@ class LogFolder {
 /// A new file of raw bytes, readable only by us.
 ///
 /// A failed write (a full disk, a quota) causes one warning per file; later writes are still attempted.
-class LogFile {
+class LogFile : public WriteTarget {
  public:
   /// file      inside the folder: relative to it, or with its path
   /// max_size  at this size the file is renamed to FILE.1, replacing an earlier one, and a new one begins, at
@@ -43,7 +44,7 @@ class LogFile {
   LogFile(const LogFolder& folder, const std::filesystem::path& file, std::size_t max_size = 0,
           std::function<void(const std::string&)> warn = log_warning);
 
-  void write(std::string_view bytes);
+  void write(std::string_view bytes) override;
 
   const std::filesystem::path& path() const { return path_; }
 
