@@ -1,5 +1,6 @@
 #include "launcher/events/writer_thread.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include <boost/asio/redirect_error.hpp>
@@ -56,17 +57,24 @@ WriterThread::~WriterThread() {
   queue_->wake_up.notify_one();
 }
 
+/// Without a descriptor or a thread to be had, the loop itself has to write: better late than never.
 void WriterThread::start() {
-  if (queue_->event) return;
-  queue_->event.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!queue_->event) throw std::system_error(errno, std::generic_category(), "eventfd");
-  news_.assign(UniqueFd(::dup(queue_->event.get())).release());
+  if (started_) return;
+  started_ = true;
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
-  std::thread([queue = queue_] { run(queue); }).detach();
+  try {
+    queue_->event.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    const int news = ::fcntl(queue_->event.get(), F_DUPFD_CLOEXEC, 3);
+    if (news < 0) throw std::system_error(errno, std::generic_category());
+    news_.assign(news);
+    std::thread([queue = queue_] { run(queue); }).detach();
+    wait_for_news();
+    has_thread_ = true;
+  } catch (const std::system_error&) {
+  }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  wait_for_news();
 }
 
 void WriterThread::run(const std::shared_ptr<Queue>& queue) {
@@ -101,6 +109,11 @@ WriterThread::Warn WriterThread::warn() const {
 void WriterThread::write(std::shared_ptr<WriteTarget> target, std::string bytes) {
   start();
   passed_ += bytes.size();
+  if (!has_thread_) {
+    queue_->written += bytes.size();
+    target->write(bytes);
+    return finish({});  // logs warnings
+  }
   const std::lock_guard lock(queue_->mutex);
   queue_->bytes += bytes.size();
   queue_->pieces.push_back({std::move(target), std::move(bytes)});

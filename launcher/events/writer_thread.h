@@ -74,6 +74,7 @@ class WriterThread {
   void handle_news();
 
   std::size_t full_;
+  bool started_ = false, has_thread_ = false;
   std::uint64_t passed_ = 0;
   std::shared_ptr<Queue> queue_;
   boost::asio::posix::stream_descriptor news_;  // an eventfd that the thread writes to
