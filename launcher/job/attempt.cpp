@@ -342,8 +342,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     FindHung find_hung;
     if (job.options.hang_timeout)
       find_hung = [&](Clock::time_point now) {
-        return judge_hang(signs_of_life(group, logs, parts.beats),
-                          std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
+        const auto signs = signs_of_life(group, logs, parts.beats);
+        const auto since = std::max(attempt.round_start, group.resumed());
+        const KnownSigns own{latest_sign(signs, since), now};
+        return judge_hang(signs, since, *job.options.hang_timeout, now,
+                          peers.share_signs ? peers.share_signs(own) : own);
       };
     if (recovers(job)) keep_standbys(job, parts, round);
     try {

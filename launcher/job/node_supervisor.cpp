@@ -323,7 +323,9 @@ class NodeSupervisor {
     if (!record_.attempts.empty()) count_restart();
     const Peers peers{
         [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },
-        [this] { return begins_round(); }, [this](const Attempt& attempt) { return decline(attempt); }};
+        [this] { return begins_round(); },
+        [this](const KnownSigns& own) { return link().share_signs(own, *job_.options.hang_timeout); },
+        [this](const Attempt& attempt) { return decline(attempt); }};
     const Replacing replacing{
         [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
         [this](const Attempt&) { return next_round(); }};

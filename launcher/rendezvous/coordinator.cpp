@@ -160,6 +160,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     if (phase_ != Phase::kStopping) return expel(id, "it ended its workers unasked", now);
     node.state = State::kReady;
     ++ready_;
+  } else if (const auto* beat = std::get_if<Beat>(&message)) {
+    if (beat->silent_ms) node.signs = signs_in(*beat, now);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
@@ -433,15 +435,26 @@ void Coordinator::tick(Time now) {
     ++beats_;
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
+    const Beat beat = beat_with(known_signs(), now);
     // Count beats, not time: a program that was stopped would have heard nobody.
     for (auto& [id, node] : nodes_) {
-      send(id, Beat{});
+      send(id, beat);
       if (++node.missed_beats > kBeatsPerTimeout) silent.push_back(id);
     }
     for (const NodeId id : silent)
       expel(id, "no sign of life for " + in_seconds(settings_.node_timeout), now);
   }
   check_progress(now);
+}
+
+/// The signs of life of the job's workers, as far as every node whose workers run has told about its own.
+KnownSigns Coordinator::known_signs() const {
+  KnownSigns all{Time(), Time::max()};
+  for (const auto& [id, node] : nodes_) {
+    all.latest = std::max(all.latest, node.signs.latest);
+    if (node.state == State::kInRound) all.until = std::min(all.until, node.signs.until);
+  }
+  return all;
 }
 
 Coordinator::Time Coordinator::next_tick() const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "launcher/rendezvous/known_signs.h"
 #include "launcher/rendezvous/message.h"
 #include "launcher/rendezvous/restart_policy.h"
 
@@ -106,6 +107,7 @@ class Coordinator {
     bool was_in_round = false;  ///< in the last one
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int missed_beats = 0;       ///< beats sent since its last message
+    KnownSigns signs;           ///< of its workers
   };
   using Nodes = std::unordered_map<NodeId, Node>;
 
@@ -128,6 +130,7 @@ class Coordinator {
   void stop_round(const std::string& reason, std::chrono::milliseconds pause);
   void send_waiting(NodeId id);
   End last_word(bool stood_by) const;
+  KnownSigns known_signs() const;
   std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
   void go_on_after(const FormerRound& former, Time now);

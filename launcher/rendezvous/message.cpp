@@ -244,7 +244,10 @@ void visit(auto& fields, End& end) {
   fields.text("reason", end.reason, kMaxText);
 }
 
-void visit(auto&, Beat&) {}
+void visit(auto& fields, Beat& beat) {
+  fields.optional_integer("silent_ms", beat.silent_ms, 0, INT_MAX);
+  fields.optional_integer("unknown_ms", beat.unknown_ms, 0, INT_MAX);
+}
 
 /// The types of the messages, in their order in the variant.
 template <typename Messages>
