@@ -135,8 +135,10 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
                 ": ending the job (a second signal kills it at once)");
     co_return received->signal;
   }
-  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome))
+  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) {
     log_warning(printable(ended->reason) + ": ending this node's workers");
+    if (ended->dump_stacks) co_return co_await dump_stacks(job, group, attempt);
+  }
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {
     log_error("the job did not end within " + in_seconds(*job.options.timeout) + " (--timeout): ending it");
     job.log.add({EventRecord::Kind::kTimeout, Clock::now(), attempt.round.number});

@@ -70,7 +70,7 @@ class NodeSupervisor {
       while (!result) result = co_await step();
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      fail_job(exit_code_of(error), error.what());
+      fail_job(StartFailed{exit_code_of(error), error.what()}, error.what());
     }
     co_await say_goodbye();
     if (failure) std::rethrow_exception(failure);
@@ -180,7 +180,7 @@ class NodeSupervisor {
     if (std::holds_alternative<DeadlinePassed>(event)) {
       const std::string text = "the job timed out (--timeout)";
       log_error(text);
-      fail_job(LaunchError::kTimeout, text);
+      fail_job(TimedOut{}, text);
       record_.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
@@ -356,14 +356,14 @@ class NodeSupervisor {
   }
 
   /// Reports ddprun's own failure; no round follows on this node.
-  void fail_job(int exit_code, const std::string& text) {
-    send_failure(round_, StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
-    connections_.end_job(exit_code, last_reason_);
+  void fail_job(const AttemptEnd& end, const std::string& text) {
+    send_failure(round_, end, text + " on node " + name_of_node(nodes_));
+    connections_.end_job(end, last_reason_);
   }
 
   void leave(int signal) {
     connections_.end_job(
-        exit_code_of_signal(signal),
+        SignalReceived{signal},
         "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
     link().send(Leave{signal});
   }

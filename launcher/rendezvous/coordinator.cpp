@@ -238,26 +238,27 @@ void Coordinator::fail(const Failed& failed, Time now) {
   const Decision decision = decide(settings_.restarts, failed.end, restarts_used_, lived);
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
-               settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
+               settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason,
+               is_stuck(failed.end));
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
   pause_ = decision.delay;
   if (failed.in_place && phase_ == Phase::kRunning && unfinished_ == members_.size())
     return lead_round(text + "; replacing only this rank: restart " + std::to_string(restarts_used_) +
                       " of " + std::to_string(settings_.restarts.max_restarts));
-  stop_round(text + "; " + decision.reason, decision.delay);
+  stop_round(text + "; " + decision.reason, decision.delay, is_stuck(failed.end));
 }
 
-void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
+void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool dump_stacks) {
   phase_ = Phase::kStopping;
   pause_ = pause;
   for (const NodeId id : members_)
-    if (nodes_.count(id) > 0) send(id, Stop{round_, reason});
+    if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks});
 }
 
-void Coordinator::end(int exit_code, const std::string& reason) {
+void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks) {
   if (ended_) return;
-  ended_ = End{exit_code, reason};
+  ended_ = End{exit_code, reason, dump_stacks};
   for (const auto& [id, node] : nodes_) send(id, node.started >= 0 ? *ended_ : last_word(/*stood_by=*/true));
 }
 

@@ -75,7 +75,7 @@ class Coordinator {
   Time next_tick() const;
 
   /// Ends the job on all nodes, as the coordinator's own node wants. Ignored if it has ended.
-  void end(int exit_code, const std::string& reason);
+  void end(int exit_code, const std::string& reason, bool dump_stacks = false);
 
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
@@ -127,7 +127,7 @@ class Coordinator {
   bool take_spare(NodeId lost, const Join& join, const std::string& reason);
   void abandon_round(Time now);
   void start_round(int port, Time now);
-  void stop_round(const std::string& reason, std::chrono::milliseconds pause);
+  void stop_round(const std::string& reason, std::chrono::milliseconds pause, bool dump_stacks = false);
   void send_waiting(NodeId id);
   End last_word(bool stood_by) const;
   KnownSigns known_signs() const;

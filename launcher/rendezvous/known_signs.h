@@ -8,8 +8,8 @@
 
 namespace ddprun::launcher {
 
-/// The signs of life of several workers, by this program's clock, as far as they are known. By default nothing
-/// is known.
+/// The signs of life of several workers, by this program's clock, as far as they are known. By default
+/// nothing is known.
 struct KnownSigns {
   using Time = std::chrono::steady_clock::time_point;
 
@@ -31,7 +31,8 @@ inline Beat beat_with(const KnownSigns& signs, KnownSigns::Time now) {
 /// delay the end of a hanging job.
 inline KnownSigns signs_in(const Beat& beat, KnownSigns::Time now) {
   if (!beat.silent_ms || !beat.unknown_ms) return {};
-  return {now - std::chrono::milliseconds(*beat.silent_ms), now - std::chrono::milliseconds(*beat.unknown_ms)};
+  return {now - std::chrono::milliseconds(*beat.silent_ms),
+          now - std::chrono::milliseconds(*beat.unknown_ms)};
 }
 
 /// A node's part: what it knows of its own workers and of the job's, and what it has told.

@@ -122,6 +122,7 @@ using Start = Round;
 struct Stop {
   int round = 0;
   std::string reason;
+  bool dump_stacks = false;  ///< before they end: workers somewhere hang, or take too long
   bool operator==(const Stop&) const = default;
 };
 
@@ -129,6 +130,7 @@ struct Stop {
 struct End {
   int exit_code = 0;
   std::string reason;
+  bool dump_stacks = false;  ///< as in Stop
   bool operator==(const End&) const = default;
 };
 

@@ -123,13 +123,13 @@ const CoordinatorMessage* NodeLink::peek() const {
   return news_.empty() ? nullptr : std::get_if<CoordinatorMessage>(&news_.front());
 }
 
-std::optional<std::string> NodeLink::end_reason() const {
+std::optional<EndedByPeers> NodeLink::end_reason() const {
   for (const CoordinatorEvent& news : news_) {
-    if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return lost->reason;
+    if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return EndedByPeers{lost->reason};
     const auto& message = std::get<CoordinatorMessage>(news);
-    if (const auto* stop = std::get_if<Stop>(&message)) return stop->reason;
-    if (const auto* end = std::get_if<End>(&message)) return end->reason;
-    if (const auto* refused = std::get_if<Refused>(&message)) return refused->reason;
+    if (const auto* stop = std::get_if<Stop>(&message)) return EndedByPeers{stop->reason, stop->dump_stacks};
+    if (const auto* end = std::get_if<End>(&message)) return EndedByPeers{end->reason, end->dump_stacks};
+    if (const auto* refused = std::get_if<Refused>(&message)) return EndedByPeers{refused->reason};
   }
   return {};
 }

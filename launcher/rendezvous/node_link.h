@@ -71,7 +71,7 @@ class NodeLink {
   const CoordinatorMessage* peek() const;
 
   /// Why this node's workers must end, if a queued event says so.
-  std::optional<std::string> end_reason() const;
+  std::optional<EndedByPeers> end_reason() const;
 
   /// Ignored while there is no connection.
   void send(const NodeMessage& message);

@@ -78,8 +78,8 @@ CoordinatorServer::~CoordinatorServer() {
   for (const auto& [id, connection] : connections_) connection->close();
 }
 
-void CoordinatorServer::end(int exit_code, const std::string& reason) {
-  coordinator_.end(exit_code, reason);
+void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_stacks) {
+  coordinator_.end(exit_code, reason, dump_stacks);
   deliver();
 }
 

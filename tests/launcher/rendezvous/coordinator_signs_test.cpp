@@ -83,7 +83,7 @@ class SilentNodes {
   }
 
   static constexpr milliseconds kNodeTimeout{1000}, kBeat = kNodeTimeout / kBeatsPerTimeout, kPrints{700},
-      kTimeout{800}, kSlowest{300};
+                                                    kTimeout{800}, kSlowest{300};
 
  private:
   using Time = Coordinator::Time;
@@ -97,7 +97,8 @@ class SilentNodes {
   void deliver() {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       Node& node = nodes_[i];
-      for (; !node.from_it.empty() && node.from_it.begin()->first <= now_; node.from_it.erase(node.from_it.begin()))
+      for (; !node.from_it.empty() && node.from_it.begin()->first <= now_;
+           node.from_it.erase(node.from_it.begin()))
         coordinator_->receive(i, node.from_it.begin()->second, "", now_);
     }
     if (now_ >= coordinator_->next_tick()) coordinator_->tick(now_);

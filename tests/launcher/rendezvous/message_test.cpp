@@ -72,7 +72,9 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .max_restarts = 0,
                 .reason = "n2 was lost; node n3 takes its ranks"},
           Stop{1, "n2 was lost"},
+          Stop{1, "rank 3 hangs", true},
           End{137, "rank 0 was killed"},
+          End{124, "the job timed out", true},
           Beat{},
           Beat{2147483647, 0}};
 }
@@ -119,8 +121,8 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
   for_each_message([](const auto& message) {
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
-      const std::set<std::string> may_be_missing = {"type", "node_rank", "summary_ms", "silent_ms",
-                                                    "unknown_ms"};
+      const std::set<std::string> may_be_missing = {"type",      "node_rank",   "summary_ms",
+                                                    "silent_ms", "dump_stacks", "unknown_ms"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
