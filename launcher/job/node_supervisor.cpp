@@ -361,10 +361,13 @@ class NodeSupervisor {
     connections_.end_job(end, last_reason_);
   }
 
+  /// The other nodes learn it, and may go on.
   void leave(int signal) {
-    connections_.end_job(
-        SignalReceived{signal},
-        "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
+    const std::string reason =
+        "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
+    if (auto* server = connections_.server(); server != nullptr && server->hand_over(job_.job_id, reason))
+      return log_info("the other nodes go on without this one");
+    connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
   }
 

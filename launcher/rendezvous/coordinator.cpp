@@ -1,7 +1,6 @@
 #include "launcher/rendezvous/coordinator.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <tuple>
 
 #include <ddprun/common/text.h>
@@ -19,9 +18,7 @@ constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which words
 // A node lost this often in a row, each time from a young round, would keep restarting the others.
 constexpr int kMaxLosses = 5;
 constexpr std::chrono::minutes kYoung{5};
-constexpr Coordinator::NodeId kNobody = SIZE_MAX;
-constexpr int kSummaryMs = 1000;                            // or 1 ms per node
-constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after this many, a silent node is known lost
+constexpr int kSummaryMs = 1000;  // or 1 ms per node
 
 }  // namespace
 
@@ -64,55 +61,6 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   ++ready_;
   go_on_after(join.former, now);
   send_waiting(id);
-}
-
-/// Takes the place of the coordinator that a node has lost.
-void Coordinator::go_on_after(const FormerRound& former, Time now) {
-  if (has_started() || former.number <= former_.number) return;
-  if (phase_ == Phase::kLeading) abandon_round(now);
-  former_ = former;
-  round_ = former.number;
-  const int for_the_lost_node = elastic() || settings_.spares > 0 ? 0 : 1;
-  restart_count_ = former.restarts + for_the_lost_node;
-  restarts_used_ = former.restarts_used + for_the_lost_node;
-}
-
-/// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those
-/// missing here. A node that has returned counts once.
-std::vector<Coordinator::NodeId> Coordinator::former_members() const {
-  std::map<int, NodeId> by_rank;
-  bool ended = false;
-  for (const auto& [id, node] : nodes_) {
-    if (node.join.former.number != former_.number) continue;
-    by_rank[node.join.former.group_rank] = id;
-    ended = ended || node.join.former.nobody_listens;
-  }
-  std::vector<NodeId> members;
-  for (const auto& [rank, id] : by_rank) members.push_back(id);
-  members.resize(std::max(members.size(), static_cast<std::size_t>(former_.nodes - (ended ? 1 : 0))),
-                 kNobody);
-  return members;
-}
-
-std::size_t Coordinator::returned() const {
-  const auto members = former_members();
-  return members.size() - static_cast<std::size_t>(std::count(members.begin(), members.end(), kNobody));
-}
-
-bool Coordinator::has_majority() const {
-  return former_.number >= 0 && 2 * returned() > former_members().size();
-}
-
-/// Whether the other part of a split network may continue without this one.
-bool Coordinator::in_minority() const {
-  const auto is_minority = [this](const std::vector<NodeId>& voters) {
-    const auto here = std::ranges::count_if(voters, [this](NodeId id) { return nodes_.contains(id); });
-    return 2 * static_cast<std::size_t>(here) < voters.size();
-  };
-  return settings_.has_successors &&
-         (is_minority(voters_) || std::ranges::any_of(former_voters_, [&](const auto& former) {
-            return beats_ - former.first < kBeatsToLoss && is_minority(former.second);
-          }));
 }
 
 std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
@@ -185,6 +133,7 @@ bool Coordinator::is_needed(NodeId id) const {
 
 void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
   gone_.erase(id);
+  if (resigned_) return;
   drop(id, reason, now);
   check_progress(now);
 }

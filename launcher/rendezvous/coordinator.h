@@ -77,13 +77,19 @@ class Coordinator {
   /// Ends the job on all nodes, as the coordinator's own node wants. Ignored if it has ended.
   void end(int exit_code, const std::string& reason, bool dump_stacks = false);
 
+  /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
+  /// coordinator, and this one resigns. False: it cannot.
+  ///
+  /// id    as in the node's Join
+  bool hand_over(const std::string& id, const std::string& reason);
+
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
 
   /// How the job has ended for all nodes.
   const std::optional<End>& ended() const { return ended_; }
 
-  /// It replaced a lost coordinator but began no round: drop it with all its connections.
+  /// Another coordinator takes its place, or has: drop it with all its connections.
   bool resigned() const { return resigned_; }
 
   /// The name of a node that has joined; null: no such node.
@@ -149,6 +155,9 @@ class Coordinator {
     send(id, std::move(last_word));
     gone_.insert(id);
   }
+
+  /// After this many a silent node is known lost.
+  static constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;
 
   CoordinatorSettings settings_;
   Phase phase_ = Phase::kForming;

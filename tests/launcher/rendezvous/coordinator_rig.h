@@ -86,6 +86,12 @@ class CoordinatorRig {
     collect();
   }
 
+  bool hand_over(const std::string& id) {
+    const bool goes_on = coordinator_.hand_over(id, "node a received SIGTERM");
+    collect();
+    return goes_on;
+  }
+
   void end(int exit_code, const std::string& reason) {
     coordinator_.end(exit_code, reason);
     collect();
