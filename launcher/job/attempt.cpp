@@ -135,8 +135,10 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
                 ": ending the job (a second signal kills it at once)");
     co_return received->signal;
   }
-  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome))
+  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) {
     log_warning(printable(ended->reason) + ": ending this node's workers");
+    if (ended->dump_stacks) co_return co_await dump_stacks(job, group, attempt);
+  }
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {
     log_error("the job did not end within " + in_seconds(*job.options.timeout) + " (--timeout): ending it");
     job.log.add({EventRecord::Kind::kTimeout, Clock::now(), attempt.round.number});
@@ -342,8 +344,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     FindHung find_hung;
     if (job.options.hang_timeout)
       find_hung = [&](Clock::time_point now) {
-        return judge_hang(signs_of_life(group, logs, parts.beats),
-                          std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
+        const auto signs = signs_of_life(group, logs, parts.beats);
+        const auto since = std::max(attempt.round_start, group.resumed());
+        const KnownSigns own{latest_sign(signs, since), now};
+        return judge_hang(signs, since, *job.options.hang_timeout, now,
+                          peers.share_signs ? peers.share_signs(own) : own);
       };
     if (recovers(job)) keep_standbys(job, parts, round);
     try {

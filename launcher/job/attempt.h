@@ -62,6 +62,8 @@ struct Peers {
   std::function<void(const Attempt& attempt)> report_end;
   /// Called after each event: whether the nodes begin a round in which lost workers are replaced.
   Interrupted begins_round;
+  /// Tells the other nodes about the signs of life of this node's workers. returns what is known of the job's
+  std::function<KnownSigns(const KnownSigns& own)> share_signs;
   /// This node's workers cannot continue in that round. returns why, after telling the other nodes
   std::function<std::string(const Attempt& attempt)> decline;
 };

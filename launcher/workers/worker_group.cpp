@@ -114,8 +114,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     const PeerEndReason& peer_end_reason, const Interrupted& interrupted) {
   auto next_look = JobEvents::Clock::time_point::max();
   for (;;) {
-    if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
-      co_return EndedByPeers{*reason};
+    if (auto ended = peer_end_reason ? peer_end_reason() : std::nullopt) co_return *std::move(ended);
     if (interrupted && workers_.size() == specs_.size() && interrupted()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};

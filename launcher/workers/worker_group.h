@@ -28,7 +28,7 @@ namespace ddprun::launcher {
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
 
 /// Called after each event: why the job's other nodes want the workers to end, if they do.
-using PeerEndReason = std::function<std::optional<std::string>()>;
+using PeerEndReason = std::function<std::optional<EndedByPeers>()>;
 
 /// Called after each event: whether wait() should return for another reason.
 using Interrupted = std::function<bool()>;

@@ -42,6 +42,22 @@ local \$LOCAL_RANK of \$LOCAL_WORLD_SIZE, group \$GROUP_RANK of \$GROUP_WORLD_SI
   passed "several tasks a node are the workers"
 }
 
+# Each task has a ddprun of its own, and only rank 0 prints.
+silent_tasks() {
+  cat >program.sh <<'PROGRAM'
+i=0
+while [ $i -lt 20 ]; do
+  [ "$RANK" != 0 ] || echo "step $i"
+  i=$((i + 1))
+  sleep 0.25
+done
+PROGRAM
+  # shellcheck disable=SC2016
+  submit --nodes=2 --ntasks-per-node=2 --output=silent.out --wrap='srun $ddprun --hang-timeout=2 --node-timeout=2 sh ./program.sh'
+  expect_end COMPLETED 0:0
+  passed "rank 0's output keeps silent tasks alive"
+}
+
 two_jobs_in_a_step() {
   # shellcheck disable=SC2016
   submit --nodes=2 --output=two.out --wrap='srun sh -c "$ddprun sh -c \"echo first \\\$RANK of \\\$WORLD_SIZE\" &&
@@ -89,6 +105,7 @@ lost() {
 exit_code
 readme_line
 several_tasks_a_node
+silent_tasks
 two_jobs_in_a_step
 cancelled
 lost 0
