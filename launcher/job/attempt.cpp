@@ -14,6 +14,7 @@
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/host/outer_job.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
 #include "launcher/job/job_monitor.h"
@@ -293,6 +294,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int sto
   context.role = job.options.role;
   context.ending_signals = job.options.ending_signals;
   context.job_id = job.job_id;
+  context.launcher = launcher_mark(::getpid(), process_env("SLURM_JOB_ID"));
   context.error_files = job.outputs.error_files(round.number, round.workers);
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
