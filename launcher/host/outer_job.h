@@ -1,5 +1,5 @@
-// Whether this ddprun runs inside a worker of another one. Variables alone do not say so: sbatch, at and a copied
-// environment carry a worker's variables into other jobs.
+// Whether this ddprun runs inside a worker of another one. Variables alone do not say so: sbatch, at and a
+// copied environment carry a worker's variables into other jobs.
 #pragma once
 
 #include <sys/types.h>
@@ -9,7 +9,8 @@
 
 namespace ddprun::launcher {
 
-/// DDPRUN_LAUNCHER for the workers of a ddprun: "SLURM_JOB_ID:PID_NAMESPACE:PID:START". Empty parts are unknown.
+/// DDPRUN_LAUNCHER for the workers of a ddprun: "SLURM_JOB_ID:PID_NAMESPACE:PID:START". Empty parts are
+/// unknown.
 std::string launcher_mark(pid_t ddprun, const std::optional<std::string>& slurm_job);
 
 /// Whether the ddprun with this mark is an ancestor of this process, in the same Slurm job. In another PID

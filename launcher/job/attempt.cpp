@@ -17,6 +17,7 @@
 #include "launcher/host/outer_job.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
+#include "launcher/job/first_failure.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/file_timers.h"
@@ -355,9 +356,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     }
   }
   parts.standbys.end();
+  co_await find_first_failure(group, attempt);
   if (peers.report_end) peers.report_end(attempt);
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
+  take_late_exit(group, attempt);
   parts.statuses.read_now();
   for (std::size_t i = 0; i < group.workers().size(); ++i) {
     const Progress& progress = parts.statuses.progress(i);

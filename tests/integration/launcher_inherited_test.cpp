@@ -1,4 +1,5 @@
-// What a ddprun has inherited from a worker of another job: it is told from what it inherits as that worker's child.
+// What a ddprun has inherited from a worker of another job: it is told from what it inherits as that worker's
+// child.
 #include <csignal>
 
 #include <ddprun/common/text.h>
@@ -9,9 +10,9 @@ namespace {
 
 /// The task's variables in a Slurm step of two nodes.
 const std::map<std::string, std::optional<std::string>> kStep = {
-    {"SLURM_JOB_ID", "8"},         {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_TASKS", "2"},
+    {"SLURM_JOB_ID", "8"},         {"SLURM_STEP_ID", "0"},         {"SLURM_STEP_NUM_TASKS", "2"},
     {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "a,b"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-    {"SLURMD_NODENAME", "a"},      {"SLURM_NODEID", "0"},         {"SLURM_LOCALID", "0"},
+    {"SLURMD_NODENAME", "a"},      {"SLURM_NODEID", "0"},          {"SLURM_LOCALID", "0"},
     {"SLURM_PROCID", "0"},
 };
 
