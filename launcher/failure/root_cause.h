@@ -14,13 +14,13 @@ struct ErrorSeen {
   std::int64_t written_ns = 0;  ///< by the clock of the file system, which may be another one
 };
 
-/// nullopt: the worker has written none. Waits half a second for a file system that does not answer, then sees
-/// no file at all.
+/// nullopt: the worker has written none. Waits half a second for a file system that does not answer, then
+/// sees no file at all.
 std::vector<std::optional<ErrorSeen>> errors_seen(const std::vector<std::filesystem::path>& error_files);
 
 /// The worker that failed first. The first to exit may have failed because of another one, which takes longer
-/// to exit but had written its error file before. Of several files the oldest counts; their times are compared
-/// only with each other.
+/// to exit but had written its error file before. Of several files the oldest counts; their times are
+/// compared only with each other.
 ///
 /// first  the first to exit
 /// seen   by worker; nullopt also for one that has succeeded
