@@ -346,7 +346,7 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
                                  "DDPRUN_STATUS_FD",   "DDPRUN_ROUND_FD",        "DDPRUN_ROUND",
                                  "DDPRUN_STATE_FD",    "DDPRUN_SHARED_MEMORY",   "DDPRUN_FLIGHT_DIR",
                                  "DDPRUN_CUDA_PLUGIN", "DDPRUN_SYNC_DEBUG_MODE", "DDPRUN_DATA",
-                                 "DDPRUN_DATA_MIRROR", "DDPRUN_CONTROL_DIR"};
+                                 "DDPRUN_DATA_MIRROR", "DDPRUN_CONTROL_DIR",     "DDPRUN_STANDBY_FD"};
   Options unused;
   for (const Setting& setting : make_command(unused).settings)
     if (setting.is_flag) known.insert(settings::variable_name("DDPRUN_", setting));

@@ -14,8 +14,10 @@
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/host/outer_job.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
+#include "launcher/job/first_failure.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/file_timers.h"
@@ -295,6 +297,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int sto
   context.role = job.options.role;
   context.ending_signals = job.options.ending_signals;
   context.job_id = job.job_id;
+  context.launcher = launcher_mark(::getpid(), process_env("SLURM_JOB_ID"));
   context.error_files = job.outputs.error_files(round.number, round.workers);
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
@@ -358,9 +361,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     }
   }
   parts.standbys.end();
+  co_await find_first_failure(group, attempt);
   if (peers.report_end) peers.report_end(attempt);
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
+  take_late_exit(group, attempt);
   parts.statuses.read_now();
   for (std::size_t i = 0; i < group.workers().size(); ++i) {
     const Progress& progress = parts.statuses.progress(i);

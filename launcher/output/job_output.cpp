@@ -78,7 +78,7 @@ std::filesystem::path JobOutput::attempt_folder(int attempt) const {
 std::vector<std::filesystem::path> JobOutput::error_files(int attempt, int workers) const {
   std::vector<std::filesystem::path> files;
   for (int i = 0; i < workers; ++i)
-    files.push_back(options_.output.log_dir.empty()
+    files.push_back(options_.output.log_dir.empty() || (log_folder_ && !log_folder_->is_safe())
                         ? temp_folder_ / (attempt_name(attempt) + "_" + std::to_string(i) + "_error.json")
                         : attempt_folder(attempt) / std::to_string(i) / "error.json");
   return files;
@@ -93,14 +93,22 @@ void JobOutput::make_folders(int attempt, int workers) {
   if (!log_folder_) {
     for_flag("--log-dir", [&] { log_folder_.emplace(job_folder(options_.output.log_dir)); });
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
+    if (!log_folder_->is_safe())
+      log_warning(
+          "--log-dir: " + log_folder_->path().string() +
+          ": others may be able to read and replace the files here, for the file system does not keep "
+          "owners and modes");
   }
-  const LogFolder folder(attempt_folder(attempt));
-  for (int i = 0; i < workers; ++i) folder.open_below(std::to_string(i));
+  const std::filesystem::path folder = attempt_name(attempt);
+  for (int i = 0; i < workers; ++i) log_folder_->open_below(folder / std::to_string(i));
 }
 
 std::filesystem::path JobOutput::lasting_folder(int attempt) const {
-  const auto log_dir = options_.output.log_dir.empty() ? kDefaultLogDir : options_.output.log_dir;
-  return LogFolder(job_folder(log_dir) / attempt_name(attempt)).path();
+  if (log_folder_) {
+    log_folder_->open_below(attempt_name(attempt));
+    return attempt_folder(attempt);
+  }
+  return LogFolder(job_folder(kDefaultLogDir) / attempt_name(attempt)).path();
 }
 
 std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<WorkerSpec>& specs) const {

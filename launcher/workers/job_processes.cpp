@@ -45,14 +45,22 @@ std::optional<ProcessState> living(pid_t pid) {
   return process;
 }
 
-bool names_job(const std::string& environment, const std::string& job_id) {
-  const std::string name = std::string(kJobIdVariable) + "=";
-  for (const std::string& variable : split(environment, '\0'))
-    if (variable.starts_with(name)) return variable.find(job_id) != std::string::npos;
-  return false;
+/// The value of a variable in a process's environment.
+std::optional<std::string> value_in(const std::vector<std::string>& environment, const std::string& name) {
+  for (const std::string& variable : environment)
+    if (variable.starts_with(name + "=")) return variable.substr(name.size() + 1);
+  return {};
 }
 
 }  // namespace
+
+bool is_of_job(const std::string& environment, const std::string& job_id,
+               const std::optional<std::string>& slurm_job) {
+  const auto variables = split(environment, '\0');
+  if (value_in(variables, kJobIdVariable).value_or("").find(job_id) == std::string::npos) return false;
+  const auto theirs = value_in(variables, "SLURM_JOB_ID");
+  return !theirs || theirs == slurm_job;
+}
 
 std::vector<int> numbers_in(const std::string& folder) {
   std::vector<int> numbers;
@@ -72,8 +80,9 @@ std::vector<pid_t> group_members(pid_t group) {
 
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
+  const auto slurm_job = process_env("SLURM_JOB_ID");
   for (const pid_t pid : numbers_in("/proc")) {
-    if (pid == ::getpid() || !names_job(read_proc(pid, "environ"), job_id)) continue;
+    if (pid == ::getpid() || !is_of_job(read_proc(pid, "environ"), job_id, slurm_job)) continue;
     // The guard of an inner job kills that job's processes, then exits.
     if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
   }

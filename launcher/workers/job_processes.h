@@ -16,6 +16,11 @@ std::vector<int> numbers_in(const std::string& folder);
 /// The living members of a process group. Slow: looks at every process.
 std::vector<pid_t> group_members(pid_t group);
 
+/// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and no other
+/// Slurm job, which a worker has submitted and which inherited the name.
+bool is_of_job(const std::string& environment, const std::string& job_id,
+               const std::optional<std::string>& slurm_job);
+
 /// The living processes whose initial environment names this job, except ourselves and guards. Slow: looks at
 /// every process.
 std::vector<pid_t> processes_of_job(const std::string& job_id);

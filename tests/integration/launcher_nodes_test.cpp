@@ -559,4 +559,21 @@ TEST_CASE("a time limit on one node ends all with 124", "[nodes]") {
   CHECK(nodes.wait() == all(2, ExitStatus::exited(124)));
 }
 
+TEST_CASE("all nodes exit with the code of the worker that is named, not of the first exit",
+          "[nodes][root_cause]") {
+  const TempDir folder;
+  NodeJob nodes;
+  const std::string script_text =
+      "cd " + folder.path().string() +
+      "; if [ $RANK = 1 ]; then printf '{\"message\": \"E: mine\"}' > $TORCHELASTIC_ERROR_FILE; touch told; "
+      "until [ -s pid ] && ! kill -0 $(cat pid); do sleep 0.01; done; exit 5; fi; "
+      "until [ -e told ]; do sleep 0.01; done; [ $RANK = 0 ] || exec sleep 600; echo $$ > pid; exit 4";
+  for (int node = 0; node < 2; ++node)
+    nodes.start_script({"--nnodes=2", "--nproc-per-node=2", "--node-rank=" + std::to_string(node)},
+                       script_text);
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(5)));
+  CHECK_THAT(nodes.node(0).err(), ContainsSubstring("rank      : 1 "));
+  CHECK_THAT(nodes.node(1).err(), ContainsSubstring("rank 1 failed: exit code 5: E: mine"));
+}
+
 }  // namespace

@@ -9,6 +9,8 @@
 namespace ddprun::test {
 namespace {
 
+namespace fs = std::filesystem;
+
 using nlohmann::json;
 
 std::vector<std::string> recovering(int workers, const std::vector<std::string>& more = {}) {

@@ -69,6 +69,22 @@ two_jobs_in_a_step() {
   passed "two jobs one after the other in a step"
 }
 
+# A worker submits the next job, which inherits its variables, and waits for the nodes until this one has ended.
+submitted_by_a_worker() {
+  cat >next.sh <<'BATCH'
+#!/bin/sh
+#SBATCH --nodes=2 --output=next.out
+srun $ddprun --nproc-per-node=2 --join-timeout=30 sh -c 'echo next: rank $RANK of $WORLD_SIZE'
+BATCH
+  # shellcheck disable=SC2016
+  submit --nodes=2 --output=submitting.out --wrap='srun $ddprun sh -c "[ \$RANK = 1 ] || sbatch --parsable next.sh > next.job"'
+  expect_end COMPLETED 0:0
+  job=$(cat next.job)
+  expect_end COMPLETED 0:0
+  for rank in 0 1 2 3; do expect_line next.out "next: rank $rank of 4"; done
+  passed "a job that a worker submits is one over both nodes"
+}
+
 # A program that does not end by itself, with a child that ignores SIGTERM; and the pid of each node's ddprun.
 endless() {
   rm -f ready.* pid.* code.*
@@ -107,6 +123,7 @@ readme_line
 several_tasks_a_node
 silent_tasks
 two_jobs_in_a_step
+submitted_by_a_worker
 cancelled
 lost 0
 lost 1
