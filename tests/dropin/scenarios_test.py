@@ -30,8 +30,8 @@ def free_port():
 class Scenario:
     """One scenario under one launcher."""
 
-    def __init__(self, launcher, name):
-        self.launcher, self.name = launcher, name
+    def __init__(self, launcher, name, torch):
+        self.launcher, self.name, self.torch = launcher, name, torch
         self.is_ddprun = launcher.name == "ddprun"
         self.out = launcher.folder / name / f"out_of_{launcher.name}"
         self.out.mkdir(parents=True)
@@ -80,7 +80,8 @@ def test_a_script(s):
         assert facts["RANK"] == facts["LOCAL_RANK"] == facts["ROLE_RANK"] == str(rank), facts
         assert facts["WORLD_SIZE"] == facts["LOCAL_WORLD_SIZE"] == facts["ROLE_WORLD_SIZE"] == "4", facts
         assert (facts["GROUP_RANK"], facts["GROUP_WORLD_SIZE"], facts["ROLE_NAME"]) == ("0", "1", "default"), facts
-        assert (facts["TORCHELASTIC_RUN_ID"], facts["TORCHELASTIC_RESTART_COUNT"]) == ("77", "0"), facts
+        assert facts["TORCHELASTIC_RUN_ID"] == "77" or (not s.is_ddprun and s.torch >= (2, 12)), facts  # it makes one up
+        assert facts["TORCHELASTIC_RESTART_COUNT"] == "0", facts
         assert facts["TORCHELASTIC_MAX_RESTARTS"] == "0", facts
         assert facts["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT", facts
 
@@ -182,15 +183,23 @@ def test_a_prefix_with_the_hosts_name(s):
 
 
 def test_a_grace_period(s):
-    """torchrun's since 2.12. The default is 30 s."""
-    words = ["--nproc-per-node=2", *POLL, ACT, s.out, "ignore-term", "fail-odd"]
+    """torchrun's since 2.12, after a signal; after a failure it stays at the default of 30 s."""
     for node, flags, variables in [("flag", ["--shutdown_timeout=1"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}),
                                    ("pet", [], {"PET_SHUTDOWN_TIMEOUT": "1"}), ("own", [], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"})]:
-        begin = time.monotonic()
-        job = s.run(*flags, *words, node=node, **variables)
-        assert job.status == (5 if s.is_ddprun else 1), job
-        assert time.monotonic() - begin < 29, time.monotonic() - begin
-    assert s.run("--shutdown-timeout=-1", *words, node="bad").status == (2 if s.is_ddprun else 1)
+        out = s.out / node
+        out.mkdir()
+
+        def end(process):
+            while not (out / "0-1.json").exists():
+                time.sleep(0.01)
+            process.send_signal(15)
+            end.begin = time.monotonic()
+            return b""
+
+        job = s.run(*flags, "--nproc-per-node=2", *POLL, ACT, out, "ignore-term", "sleep", "80", node=node, during=end, **variables)
+        assert job.status == (-15 if s.is_ddprun else 1), job
+        assert time.monotonic() - end.begin < 29, time.monotonic() - end.begin
+    assert s.run("--shutdown-timeout=-1", ACT, s.out, node="bad").status == (2 if s.is_ddprun else 1)
 
 
 def test_one_node_needs_no_address_of_its_own(s):
@@ -366,7 +375,7 @@ def run_all(launchers, torch):
                 continue
             begin = time.monotonic()
             try:
-                test(Scenario(launcher, name))
+                test(Scenario(launcher, name, torch))
                 verdict = "passed"
             except Exception:
                 traceback.print_exc()
