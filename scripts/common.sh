@@ -51,7 +51,7 @@ run_ctest() {
   local report=$root/$1/tests.xml status=0 python newest=$cache/libtorch-cpu-$newest_torch_version
   python=$(test_python_folder)
   if [ -z "${DDPRUN_TEST_PYTHON:-}" ] && [ -e "$python/complete" ]; then export DDPRUN_TEST_PYTHON=$python/bin/python; fi
-  if [ -z "${DDPRUN_TEST_NEWEST_TORCH:-}" ] && [ -e "$newest/complete" ]; then export DDPRUN_TEST_NEWEST_TORCH=$newest; fi
+  if [ -z "${DDPRUN_TEST_NEWEST_TORCH:-}" ] && [ -e "$newest/complete" ] && [ -e "$newest/torch/__init__.py" ]; then export DDPRUN_TEST_NEWEST_TORCH=$newest; fi
   rm -f "$report"
   ctest --test-dir "$root/$1" -j "$(jobs)" --output-on-failure --no-tests=error --output-junit "$report" "${@:2}" || status=$?
   [ ! -s "$report" ] || python3 "$root/scripts/not_passed.py" "$report"

@@ -59,7 +59,7 @@ def find_newest_torch(python):
     folder = os.environ.get("DDPRUN_TEST_NEWEST_TORCH")
     if not folder:
         skip("DDPRUN_TEST_NEWEST_TORCH names no folder with the newest PyTorch (scripts/setup.sh --python fetches it)")
-    tried = subprocess.run([python, "-c", "import torch"], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
+    tried = subprocess.run([python, "-c", f"import torch; assert torch.__file__.startswith({folder!r})"], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
     if tried.returncode != 0:
         skip(f"{python} cannot load the torch in {folder}: {(tried.stderr.splitlines() or ['no reason given'])[-1]}")
     return folder
