@@ -9,7 +9,7 @@ _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-
   --spares --join-timeout --last-call --node-timeout --token-file --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
   --duplicate-stderr-filters --logs-specs --numa-binding --signals-to-handle --shutdown-timeout --forward-signals
   --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --recover --standby --log-max-size --result-json
-  --events-json --metrics-port --config -r -t"
+  --events-json --metrics-port --config --log-line-prefix-template --print-completion -r -t"
 
 _ddprun_takes_value() {
   [[ $1 == -?* && $1 != -- && ! $1 =~ ^-[rt]. && " ${_ddprun_switches//$'\n'/ } " != *" ${1//_/-} "* ]]
@@ -28,6 +28,7 @@ _ddprun_values() {
       ;;
     --rdzv-backend) words="c10d static" ;;
     --start-method) words="spawn fork forkserver" ;;
+    --print-completion) words="bash zsh" ;;
     --redirects | -r | --tee | -t) words="0 1 2 3" ;;
     --numa-binding) words="node socket exclusive core-complex" ;;
     --signals-to-handle | --forward-signals)

@@ -22,7 +22,8 @@ int main(int argc, char** argv) {
     const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
     if (options.help) settings::print_help(help_text());
     if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");
-    if (options.help || options.version) return 0;
+    write_stdout(options.completion);
+    if (options.help || options.version || !options.completion.empty()) return 0;
 
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);

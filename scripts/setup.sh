@@ -5,7 +5,8 @@
 #   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
 #   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, Prometheus, tmux
 #                  and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
-#   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder
+#   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder, and
+#                  fetch the newest PyTorch that some of them run with, too
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -222,6 +223,8 @@ setup_python() {
     work=
   fi
   exec 9>&-
+  "$root/scripts/try_libtorch.sh" --fetch "$newest_torch_version" ||
+    say "warning: no PyTorch $newest_torch_version; the tests that compare with it will be skipped"
 }
 
 setup_packages

@@ -2,14 +2,19 @@
 # Builds the library and its tests with another LibTorch, in a separate build folder, and runs the tests of DistributedDataParallel,
 # groups and sharding. Exits with 4 if that version is unavailable, such as without a network.
 #
-# usage: scripts/try_libtorch.sh [--build] VERSION|FOLDER [ctest arguments]
+# usage: scripts/try_libtorch.sh [--fetch|--build] VERSION|FOLDER [ctest arguments]
+#   --fetch  only fetches VERSION; scripts/setup.sh --python does so for the tests that compare with the newest PyTorch
 #   --build  only builds
-#   VERSION  such as 2.13.0: its CPU wheel is fetched into the cache folder (200 MB, or 550 where only the package index is; 1 GB unpacked)
+#   VERSION  such as 2.13.0: its CPU wheel is fetched into the cache folder (200 MB, or 550 where only the package index is; 1.2 GB unpacked;
+#            with the newest one 400 MB more, for its Python part)
 #   FOLDER   an unpacked libtorch, or the torch folder of an environment
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-only_build=no
-if [ "${1:-}" = --build ]; then only_build=yes && shift; fi
+only_fetch=no only_build=no
+case ${1:-} in
+  --fetch) only_fetch=yes && shift ;;
+  --build) only_build=yes && shift ;;
+esac
 case ${1:-} in
   --help | -h) usage ;;
   "") say "error: expected a version, such as 2.13.0, or a folder with LibTorch"; exit 2 ;;
@@ -20,25 +25,31 @@ download() {
   TMPDIR=$1 python3 -m pip download --no-cache-dir --disable-pip-version-check --no-deps --only-binary=:all: --quiet --retries 1 --dest "$@" >&2
 }
 
-# fetch VERSION: libraries and headers of PyTorch's wheel for the CPU, or else of the package index's own, whose CPU libraries
-# need two of NVIDIA's.
+# fetch VERSION: PyTorch's wheel for the CPU, or else the package index's own, whose CPU libraries need two of NVIDIA's. The Python
+# part of the newest one is for the tests, and loads more of them, most of which are in their Python.
 fetch() {
-  local folder=$cache/libtorch-cpu-$1 work wheel
-  if [ ! -e "$folder/complete" ]; then
+  local folder=$cache/libtorch-cpu-$1 needs=("nvidia-cuda-cupti==13.*" "nvidia-cuda-runtime==13.*") work wheel
+  [ "$1" != "$newest_torch_version" ] || needs+=("${newest_torch_needs[@]}")
+  mkdir -p "$cache"
+  exec 9>"$cache/setup.lock"
+  flock 9 # a setup removes downloads that a killed one left
+  if [ ! -e "$folder/complete" ] || [ ! -e "$folder/torch/__init__.py" ]; then
+    rm -rf "$folder"
     mkdir -p "$folder"
     work=$(mktemp -d "$cache/download.XXXXXX")
     # shellcheck disable=SC2064 # the name is local
     trap "rm -rf '$work'" EXIT
     say "downloading LibTorch $1 for the CPU into $folder"
     download "$work" --index-url https://download.pytorch.org/whl/cpu "torch==$1" 2>/dev/null ||
-      download "$work" "torch==$1" "nvidia-cuda-cupti==13.*" "nvidia-cuda-runtime==13.*" ||
+      download "$work" "torch==$1" "${needs[@]}" ||
       { rm -rf "$folder"; say "skipped: no torch $1 to be had"; exit 4; }
     for wheel in "$work"/*.whl; do
-      unzip -qo "$wheel" 'torch/lib/*' 'torch/include/*' 'nvidia/*/lib/*' 'torch-*.dist-info/*' -x '*/libtorch_cuda*' '*/libtorch_python*' -d "$folder" ||
+      unzip -qo "$wheel" 'torch/*' 'torchgen/*' 'functorch/*' 'nvidia/*/lib/*' 'torch-*.dist-info/*' -d "$folder" ||
         [ $? = 11 ] # no file of one of these patterns
     done
     touch "$folder/complete"
   fi
+  exec 9>&-
   echo "$folder/torch"
 }
 
@@ -49,6 +60,7 @@ if [ ! -d "$where" ]; then
   where=$(fetch "$where")
 fi
 where=$(cd "$where" && pwd)
+[ "$only_fetch" = no ] || exit 0
 header=$where/include/torch/headeronly/version.h
 [ -e "$header" ] || die "$where: no $header: expected LibTorch 2.11 or later"
 version=$(sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\) //p' "$header" | paste -sd.)

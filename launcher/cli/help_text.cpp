@@ -35,7 +35,7 @@ Where they run
 
 Output
   --prefix, --no-prefix            begin lines with role and local rank, as in [default0]: [if several share a terminal]
-  --timestamp                      begin each line with the time (UTC)
+  --log-line-prefix-template TEXT, --timestamp   a prefix such as '${hostname}:${rank}: '; begin lines with the time
   --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/... [ddprun_logs, if files are requested]
   -r, --redirects 0|1|2|3|RANK:N,..  write 1 stdout, 2 stderr or 3 both to log files, not to the console
   -t, --tee 0|1|2|3|RANK:N,..      show these with a prefix, and write them to log files if --log-dir is given
@@ -60,7 +60,7 @@ Failures, timeouts and signals
   --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
   --dry-run                        show what would start, and exit
   --show-ranks                     show each rank's host, process, addresses and GPUs as it starts
-  -h, --help, --version            show this help, the version
+  -h, --help, --version, --print-completion bash|zsh   show this help, the version, the shell's completion script
 
 Each flag can be written with underscores, as --flag VALUE or --flag=VALUE; if repeated, the last one wins.
 Flags can also be set as DDPRUN_<FLAG>; torchrun's PET_<FLAG> work too. Also accepted: --standalone, --rdzv-conf,

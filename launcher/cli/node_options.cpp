@@ -119,8 +119,8 @@ void add_conf(const std::string& key, const std::string& value, const std::vecto
     if (setting.name == key) return conf.add(setting, {value, source});
     names.push_back(setting.name);
   }
-  for (const char* idle :
-       {"read_timeout", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "rank"})
+  for (const char* idle : {"read_timeout", "close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds",
+                           "store_type", "use_libuv", "rank"})
     if (key == idle) return notes.push_back(source + " has no effect: the nodes have no store between them");
   notes.push_back(source + " has no effect: expected " + one_of(names));
 }

@@ -128,9 +128,11 @@ std::vector<Setting> torchrun_flags(Options& options) {
       parsed("duplicate-stdout-filters", output.stdout_filters, parse_line_filters, "").or_empty(),
       parsed("duplicate-stderr-filters", output.stderr_filters, parse_line_filters, "").or_empty(),
       raw("logs-specs"),
+      settings::text("log-line-prefix-template", output.prefix_template).or_empty(),
       parsed("numa-binding", options.numa_binding, parse_numa_binding,
              "node, socket, exclusive or core-complex"),
       parsed("signals-to-handle", options.ending_signals, parse_signals, kSignals),
+      settings::seconds("shutdown-timeout", options.shutdown_timeout, seconds_from(0)),
       boolean("virtual-local-rank", options.virtual_local_rank),
   };
 }
@@ -148,7 +150,6 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("last-call", nodes.last_call, seconds_from(0)),
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
-      settings::seconds("shutdown-timeout", options.shutdown_timeout, seconds_from(0)),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
       settings::seconds("timeout", options.timeout, seconds_above_0()),
       settings::seconds("hang-timeout", options.hang_timeout, seconds_above_0()),
@@ -173,14 +174,29 @@ std::vector<Setting> own_flags(Options& options) {
       raw("config").not_in_file(),
       settings::help_flag(),
       raw_switch("version").not_in_file(),
+      raw("print-completion").not_in_file(),
       settings::unbound("program", Setting::Kind::kList).not_a_flag(),
   };
 }
 
+/// What torchrun reads from variables of other names, where neither a flag nor a file says it.
+Values read_torchruns_variables(const EnvLookup& environment, const settings::Command& command) {
+  const std::map<std::string, std::string> variables = {
+      {"shutdown-timeout", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"},
+      {"log-line-prefix-template", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"},
+  };
+  Values values;
+  for (const Setting& setting : command.settings)
+    if (const auto variable = variables.find(setting.name); variable != variables.end())
+      if (const auto text = environment(variable->second)) values.add(setting, {*text, variable->second});
+  return values;
+}
+
 // -- what depends on several flags --
 
-/// Notes flags of torchrun that have no effect here.
-void note_without_effect(const Values& values, std::vector<std::string>& notes) {
+/// Notes flags and variables of torchrun that have no effect here.
+void note_without_effect(const Values& values, const EnvLookup& environment,
+                         std::vector<std::string>& notes) {
   const std::pair<const char*, const char*> reasons[] = {
       {"monitor-interval", "ddprun does not poll"},
       {"start-method", "every worker is its own process"},
@@ -190,6 +206,10 @@ void note_without_effect(const Values& values, std::vector<std::string>& notes) 
   };
   for (const auto& [name, reason] : reasons)
     if (values.given(name)) notes.push_back("--" + std::string(name) + " has no effect: " + reason);
+  constexpr const char* kKernelTimeout = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+  if (!environment(kKernelTimeout).value_or("").empty())
+    notes.push_back(std::string(kKernelTimeout) +
+                    " has no effect: --hang-timeout also ends workers that the kernel does not let run");
 }
 
 /// Beyond this host, metrics require the token.
@@ -325,10 +345,10 @@ Values read_command_line(const std::vector<std::string>& words, const EnvLookup&
   Values upper = read_variables("PET_", environment, torchrun_flags(unused));
   upper.overlay(read_variables("DDPRUN_", environment, command.settings));
   upper.overlay(typed);
-  Values values;
+  Values values = read_torchruns_variables(environment, command);
   if (upper.given("config") && !upper.is_true("help"))
-    values =
-        for_flag(upper.source("config"), [&] { return settings::read_toml(upper.text("config"), command); });
+    values.overlay(
+        for_flag(upper.source("config"), [&] { return settings::read_toml(upper.text("config"), command); }));
   values.overlay(upper);
   values.drop_empty();  // only now: an empty value removes the value of a lower layer
   return values;
@@ -361,9 +381,10 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   const Values values = read_command_line(arguments, environment, command);
   options.help = values.is_true("help");
   options.version = values.is_true("version");
-  if (options.help || options.version) return options;
+  values.read("print-completion", "bash or zsh", completion_script, options.completion);
+  if (options.help || options.version || !options.completion.empty()) return options;
   values.apply(command.settings);
-  note_without_effect(values, options.notes);
+  note_without_effect(values, environment, options.notes);
   if (values.given("restart-on-codes"))
     options.restart.codes =
         parse_restart_codes(values.text("restart-on-codes"), values.source("restart-on-codes"));

@@ -61,7 +61,8 @@ struct OutputOptions {
   StreamSelection redirects, tee;
   std::optional<std::set<int>> shown;  ///< local ranks whose output the console shows; none given: all
   std::vector<std::string> stdout_filters, stderr_filters;
-  std::optional<bool> prefix;  ///< unset: on a terminal with several workers, and with --tee
+  std::string prefix_template;  ///< --log-line-prefix-template; empty: kDefaultPrefixTemplate
+  std::optional<bool> prefix;   ///< unset: on a terminal with several workers, and with --tee
   bool timestamps = false;
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };
@@ -93,6 +94,7 @@ struct Options {
 
   bool help = false;  ///< show help_text(), then exit
   bool version = false;
+  std::string completion;          ///< --print-completion: show this script, then exit
   std::vector<std::string> notes;  ///< for the user, one per line: flags without effect
   ProgramKind program_kind = ProgramKind::kExecutable;
   bool expand = false;               ///< replace ${local_rank} in the program's arguments
@@ -107,6 +109,9 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
 
 /// What --help prints.
 std::string help_text();
+
+/// What --print-completion prints: a file of completions/. nullopt for a shell that has none.
+std::optional<std::string> completion_script(const std::string& shell);
 
 // Parsers of flag values; nullopt if the text is invalid.
 

@@ -22,7 +22,8 @@ StreamPlan plan_stream(const OutputOptions& options, const OutputPlace& place, b
   const auto& filters = is_err ? options.stderr_filters : options.stdout_filters;
   const bool has_folder = !options.log_dir.empty();
   const bool shown = !options.shown || options.shown->count(source.local_rank) > 0;
-  const std::string prefix = line_prefix(place.prefix_template, source);
+  const std::string& given = options.prefix_template;
+  const std::string prefix = line_prefix(given.empty() ? kDefaultPrefixTemplate : given, source);
   StreamPlan plan;
   plan.timestamps = options.timestamps;
   plan.max_file_size = options.log_max_size;
@@ -48,7 +49,7 @@ std::vector<WorkerOutputPlan> plan_outputs(const OutputOptions& options, const O
                                            int first_rank, int workers) {
   std::vector<WorkerOutputPlan> plans;
   for (int local_rank = 0; local_rank < workers; ++local_rank) {
-    const LineSource source{place.role, local_rank, first_rank + local_rank};
+    const LineSource source{place.role, local_rank, first_rank + local_rank, place.host};
     plans.push_back({plan_stream(options, place, /*is_err=*/false, source, workers),
                      plan_stream(options, place, /*is_err=*/true, source, workers)});
   }
@@ -117,8 +118,7 @@ std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<Wor
   place.err_is_terminal = ::isatty(STDERR_FILENO) == 1;
   place.need_activity = options_.hang_timeout.has_value();
   place.role = options_.role;
-  place.prefix_template =
-      process_env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or(kDefaultPrefixTemplate);
+  place.host = host_name();
   if (!options_.output.log_dir.empty()) place.attempt_folder = attempt_folder(attempt);
   return plan_outputs(options_.output, place, specs[0].rank, static_cast<int>(specs.size()));
 }

@@ -16,7 +16,7 @@ struct OutputPlace {
   bool out_is_terminal = false, err_is_terminal = false;
   bool need_activity = false;  ///< ddprun has to notice when workers write
   std::string role;
-  std::string prefix_template;
+  std::string host;                      ///< this host's name
   std::filesystem::path attempt_folder;  ///< of this attempt's files
 };
 

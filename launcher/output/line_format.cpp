@@ -74,6 +74,7 @@ std::string line_prefix(std::string_view prefix_template, const LineSource& sour
     if (name == "role_name") return source.role_name;
     if (name == "local_rank") return std::to_string(source.local_rank);
     if (name == "rank") return std::to_string(source.rank);
+    if (name == "hostname") return source.hostname;
     return std::nullopt;
   });
 }

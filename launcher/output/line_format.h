@@ -35,11 +35,12 @@ struct LineSource {
   std::string role_name;
   int local_rank = 0;
   int rank = 0;
+  std::string hostname;
 };
 
 constexpr const char* kDefaultPrefixTemplate = "[${role_name}${local_rank}]:";
 
-/// The template, as in TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, with role_name, local_rank and rank
+/// The template, as in --log-line-prefix-template, with role_name, local_rank, rank and hostname
 /// substituted().
 std::string line_prefix(std::string_view prefix_template, const LineSource& source);
 

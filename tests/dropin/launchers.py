@@ -54,11 +54,29 @@ def find_python():
     return python
 
 
-def own_environment(python):
-    """This process's environment without what would change a launcher's defaults."""
+def find_newest_torch(python):
+    """A folder with the newest torch that we test, for this Python in place of its own."""
+    folder = os.environ.get("DDPRUN_TEST_NEWEST_TORCH")
+    if not folder:
+        skip("DDPRUN_TEST_NEWEST_TORCH names no folder with the newest PyTorch (scripts/setup.sh --python fetches it)")
+    tried = subprocess.run([python, "-c", f"import torch; assert torch.__file__.startswith({folder!r})"], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
+    if tried.returncode != 0:
+        skip(f"{python} cannot load the torch in {folder}: {(tried.stderr.splitlines() or ['no reason given'])[-1]}")
+    return folder
+
+
+def torch_version(environment):
+    """As (2, 15), of the torch that workers get in this environment."""
+    ask = "import importlib.metadata as m; print(m.version('torch'))"
+    version = subprocess.run([environment["PYTHON_EXEC"], "-c", ask], env=environment, check=True, capture_output=True, text=True).stdout
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def own_environment(python, torch=None):
+    """This process's environment without what would change a launcher's defaults. torch: see find_newest_torch()"""
     matters = re.compile("(PET|DDPRUN|TORCHELASTIC|TORCH_NCCL)_|(LOGLEVEL|OMP_NUM_THREADS|PYTHONUNBUFFERED)$")
     environment = {name: value for name, value in os.environ.items() if not matters.match(name)}
-    return {**environment, "PYTHON_EXEC": python, "PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**environment, "PYTHON_EXEC": python, "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *filter(None, [torch])]), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def processes_of(folder):

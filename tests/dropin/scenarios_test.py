@@ -1,7 +1,8 @@
 """The scenarios of PyTorch's tests of its launcher and its agent, seen from outside: under ddprun, and under torchrun where a
 Python has torch.
 
-usage: scenarios_test.py DDPRUN [--ddprun-only] [parts of tests' names]
+usage: scenarios_test.py DDPRUN [--ddprun-only] [--newest] [parts of tests' names]
+  --newest  with the newest PyTorch: the folder that DDPRUN_TEST_NEWEST_TORCH names, ahead of that Python's own
 Where the two differ on purpose, a test says so, and docs/moving_from_torchrun.md has a table.
 """
 import concurrent.futures
@@ -14,7 +15,7 @@ import tempfile
 import time
 import traceback
 
-from launchers import PROGRAMS, Launcher, has_torch, own_environment
+from launchers import PROGRAMS, Launcher, find_newest_torch, find_python, has_torch, own_environment, torch_version
 
 ACT = str(PROGRAMS / "act.py")
 SHELL = str(PROGRAMS / "touch.sh")
@@ -29,8 +30,8 @@ def free_port():
 class Scenario:
     """One scenario under one launcher."""
 
-    def __init__(self, launcher, name):
-        self.launcher, self.name = launcher, name
+    def __init__(self, launcher, name, torch):
+        self.launcher, self.name, self.torch = launcher, name, torch
         self.is_ddprun = launcher.name == "ddprun"
         self.out = launcher.folder / name / f"out_of_{launcher.name}"
         self.out.mkdir(parents=True)
@@ -79,7 +80,8 @@ def test_a_script(s):
         assert facts["RANK"] == facts["LOCAL_RANK"] == facts["ROLE_RANK"] == str(rank), facts
         assert facts["WORLD_SIZE"] == facts["LOCAL_WORLD_SIZE"] == facts["ROLE_WORLD_SIZE"] == "4", facts
         assert (facts["GROUP_RANK"], facts["GROUP_WORLD_SIZE"], facts["ROLE_NAME"]) == ("0", "1", "default"), facts
-        assert (facts["TORCHELASTIC_RUN_ID"], facts["TORCHELASTIC_RESTART_COUNT"]) == ("77", "0"), facts
+        assert facts["TORCHELASTIC_RUN_ID"] == "77" or (not s.is_ddprun and s.torch >= (2, 12)), facts  # it makes one up
+        assert facts["TORCHELASTIC_RESTART_COUNT"] == "0", facts
         assert facts["TORCHELASTIC_MAX_RESTARTS"] == "0", facts
         assert facts["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT", facts
 
@@ -166,6 +168,45 @@ def test_a_template_of_the_prefix(s):
     assert job.status == 0, job
     for rank in range(2):
         assert f"[rank{rank}]: creating " in job.out, job
+
+
+def test_a_prefix_with_the_hosts_name(s):
+    """torchrun's since 2.14."""
+    words = ["--nproc-per-node=2", "--redirect=3", "--tee=3", "--log-dir={folder}/logs", *POLL]
+    variable = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "lost "}
+    flag = s.run("--log_line_prefix_template=${hostname}|${rank}: ", *words, "--no-python", SHELL, s.out, node="flag", **variable)
+    pet = s.run(*words, "--no-python", SHELL, s.out, node="pet", PET_LOG_LINE_PREFIX_TEMPLATE="${hostname}|${rank}: ", **variable)
+    for job in flag, pet:
+        assert job.status == 0, job
+        for rank in range(2):
+            assert f"{socket.gethostname()}|{rank}: creating " in job.out, job
+
+
+def test_a_grace_period(s):
+    """torchrun's since 2.12, after a signal; after a failure it stays at the default of 30 s."""
+    for node, flags, variables in [("flag", ["--shutdown_timeout=1"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}),
+                                   ("pet", [], {"PET_SHUTDOWN_TIMEOUT": "1"}), ("own", [], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"})]:
+        out = s.out / node
+        out.mkdir()
+
+        def end(process):
+            while not (out / "0-1.json").exists():
+                time.sleep(0.01)
+            process.send_signal(15)
+            end.begin = time.monotonic()
+            return b""
+
+        job = s.run(*flags, "--nproc-per-node=2", *POLL, ACT, out, "ignore-term", "sleep", "80", node=node, during=end, **variables)
+        assert job.status == (-15 if s.is_ddprun else 1), job
+        assert time.monotonic() - end.begin < 29, time.monotonic() - end.begin
+    assert s.run("--shutdown-timeout=-1", ACT, s.out, node="bad").status == (2 if s.is_ddprun else 1)
+
+
+def test_one_node_needs_no_address_of_its_own(s):
+    """Two jobs on one host do not get in each other's way: torchrun's since 2.12."""
+    assert s.run("--nproc-per-node=2", *POLL, ACT, s.out).status == 0
+    facts = s.facts()[0, 0]
+    assert facts["MASTER_PORT"] != "29500" and len(facts["TORCHELASTIC_RUN_ID"]) == 36, facts
 
 
 def test_programs_meet_at_the_given_port(s):
@@ -319,17 +360,22 @@ NEEDS_TORCH = [test_programs_meet_at_the_given_port, test_nodes_of_several_sizes
                test_errors_reach_whoever_started_the_launcher, test_file_timers,
                test_static_nodes_share_the_port_with_the_program]
 
+# torchrun's tests of these need at least this version.
+SINCE = {test_a_prefix_with_the_hosts_name: (2, 14), test_a_grace_period: (2, 12), test_one_node_needs_no_address_of_its_own: (2, 12)}
+
 
 def run_all(launchers, torch):
     failed = 0
-    only = [word for word in sys.argv[2:] if word not in ("", "--ddprun-only")]
+    only = [word for word in sys.argv[2:] if word not in ("", "--ddprun-only", "--newest")]
     for name, test in list(globals().items()):
         if not name.startswith("test_") or (test in NEEDS_TORCH and not torch) or (only and not any(word in name for word in only)):
             continue
         for launcher in launchers:
+            if launcher.name == "torchrun" and torch < SINCE.get(test, torch):
+                continue
             begin = time.monotonic()
             try:
-                test(Scenario(launcher, name))
+                test(Scenario(launcher, name, torch))
                 verdict = "passed"
             except Exception:
                 traceback.print_exc()
@@ -340,15 +386,16 @@ def run_all(launchers, torch):
 
 def main():
     python = os.environ.get("DDPRUN_TEST_PYTHON")
+    newest = find_newest_torch(find_python()) if "--newest" in sys.argv else None
     torch = bool(python) and has_torch(python)
     python = python if torch else sys.executable
     commands = {"ddprun": [os.path.abspath(sys.argv[1])]}
     if torch and "--ddprun-only" not in sys.argv:
         commands["torchrun"] = [python, "-m", "torch.distributed.run"]
-    environment = own_environment(python)
+    environment = own_environment(python, newest)
     with tempfile.TemporaryDirectory(prefix="ddprun-scenarios-") as folder:
         launchers = [Launcher(name, words, pathlib.Path(folder), environment) for name, words in commands.items()]
-        sys.exit(run_all(launchers, torch) > 0)
+        sys.exit(run_all(launchers, torch and torch_version(environment)) > 0)
 
 
 main()

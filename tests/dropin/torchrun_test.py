@@ -1,6 +1,7 @@
 """Programs do the same under ddprun as under torchrun, where we do not say otherwise.
 
-usage: torchrun_test.py DDPRUN
+usage: torchrun_test.py DDPRUN [--newest]
+  --newest  with the newest PyTorch: the folder that DDPRUN_TEST_NEWEST_TORCH names, ahead of that Python's own
 The differences that we mean are in DIFFERENCES below, in each test, and in docs/moving_from_torchrun.md.
 """
 import json
@@ -8,12 +9,13 @@ import os
 import pathlib
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 
-from launchers import PROGRAMS, Launcher, find_python, own_environment
+from launchers import PROGRAMS, Launcher, find_newest_torch, find_python, own_environment, torch_version
 
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 SHOW = str(PROGRAMS / "show.py")
@@ -49,6 +51,20 @@ def compare_views(theirs, mine, allowed):
     compare_environments(theirs["environment"], mine["environment"], allowed)
     for what in theirs.keys() - {"environment", "arguments", "stdin"}:
         assert theirs[what] == mine[what], f"{what}: torchrun gives {theirs[what]!r}, ddprun {mine[what]!r}"
+
+
+PARSER = """
+import json, torch.distributed.run as run
+print(json.dumps([action.option_strings for action in run.get_args_parser()._actions]))
+"""
+
+
+def test_every_flag_of_torchrun_is_one_of_ddprun(torchrun, ddprun):
+    words = subprocess.run([torchrun.command[0], "-c", PARSER], env=torchrun.environment, check=True, capture_output=True, text=True).stdout
+    script = subprocess.run([*ddprun.command, "--print-completion=bash"], check=True, capture_output=True, text=True).stdout
+    ours = subprocess.run(["bash", "-c", script + "echo $_ddprun_flags"], check=True, capture_output=True, text=True).stdout.split()
+    theirs = {word.replace("_", "-") for option in json.loads(words) for word in option}
+    assert "--nproc-per-node" in theirs and theirs <= set(ours), theirs - set(ours)
 
 
 def tee_lines(role, rank):
@@ -189,7 +205,8 @@ def main():
     failed = 0
     with tempfile.TemporaryDirectory(prefix="ddprun-dropin-") as folder:
         commands = {"torchrun": [python, "-m", "torch.distributed.run"], "ddprun": [os.path.abspath(sys.argv[1])]}
-        environment = own_environment(python)
+        environment = own_environment(python, find_newest_torch(python) if "--newest" in sys.argv else None)
+        print("torch", *torch_version(environment), flush=True)
         launchers = [Launcher(name, words, pathlib.Path(folder), environment) for name, words in commands.items()]
         for test in tests:
             begin = time.monotonic()

@@ -98,7 +98,7 @@ void check_tail(std::string_view text, std::size_t piece) {
 }
 
 void check_prefix(std::string_view prefix_template) {
-  const LineSource source{"role", 3, 11};
+  const LineSource source{"role", 3, 11, "host"};
   const std::string prefix = line_prefix(prefix_template, source);
   std::string escaped;
   for (const char c : prefix_template) escaped += c == '$' ? std::string("$$") : std::string(1, c);

@@ -1,10 +1,11 @@
 """A worker that says who it is in OUT/ATTEMPT-RANK.json, and then does what its arguments say.
 
-usage: act.py OUT [sum|rpc|meet URL|sleep SECONDS|fail-odd|fail-unless-alone SECONDS|fail-record|timer SECONDS]...
+usage: act.py OUT [sum|rpc|meet URL|sleep SECONDS|ignore-term|fail-odd|fail-unless-alone SECONDS|fail-record|timer SECONDS]...
 """
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -64,6 +65,8 @@ def set_timer(seconds):
         time.sleep(0.1 if rank == 0 else 30)
 
 
+if "ignore-term" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say_who()
 words = iter(sys.argv[2:])
 for word in words:

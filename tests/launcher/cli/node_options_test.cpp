@@ -222,10 +222,11 @@ TEST_CASE("torchrun's settings of a rendezvous have their meaning", "[node_optio
 }
 
 TEST_CASE("settings of a rendezvous that change nothing here are noted", "[node_options]") {
-  const Options options =
-      parse_dynamic({"--rdzv-conf=read_timeout=60,store_type=tcp,join_timeout=5,speed=9"});
-  REQUIRE(options.notes.size() == 3);
-  CHECK_THAT(options.notes[2],
+  const Options options = parse_dynamic(
+      {"--rdzv-conf=read_timeout=60,store_type=tcp,join_timeout=5,cas_backoff_max_seconds=2,speed=9"});
+  REQUIRE(options.notes.size() == 4);
+  CHECK_THAT(options.notes[2], ContainsSubstring("cas_backoff_max_seconds has no effect: the nodes have no"));
+  CHECK_THAT(options.notes[3],
              ContainsSubstring("--rdzv-conf: speed has no effect: expected timeout, join_tim"));
   CHECK(options.notes[0] == "--rdzv-conf: read_timeout has no effect: the nodes have no store between them");
   CHECK_THAT(options.notes[1], ContainsSubstring("store_type"));

@@ -235,6 +235,44 @@ TEST_CASE("variables give flags, DDPRUN_ before PET_, and the command line wins"
   CHECK(parse_variables({{"PET_ROLE", ""}}).role == "default");
 }
 
+TEST_CASE("torchrun's variables of other names count where nothing else is given", "[options]") {
+  const char* timeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+  const char* prefix = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+  CHECK(parse_variables({{timeout, "5"}}).shutdown_timeout == std::chrono::seconds(5));
+  CHECK(parse_variables({{timeout, ""}}).shutdown_timeout == std::chrono::seconds(30));
+  CHECK(parse_variables({{timeout, "5"}, {"PET_SHUTDOWN_TIMEOUT", "6"}}).shutdown_timeout ==
+        std::chrono::seconds(6));
+  CHECK(parse_variables({{timeout, "5"}, {"PET_SHUTDOWN_TIMEOUT", "6"}}, {"--shutdown_timeout=7", "prog"})
+            .shutdown_timeout == std::chrono::seconds(7));
+  CHECK_THROWS_WITH(parse_variables({{timeout, "soon"}}),
+                    ContainsSubstring("TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected"));
+  CHECK(parse_variables({{prefix, "a"}}).output.prefix_template == "a");
+  CHECK(parse_variables({{prefix, ""}}).output.prefix_template.empty());
+  CHECK(parse_variables({{prefix, "a"}, {"PET_LOG_LINE_PREFIX_TEMPLATE", "b"}}).output.prefix_template ==
+        "b");
+  CHECK(parse_variables({{prefix, "a"}}, {"--log-line-prefix-template", "${rank}: ", "prog"})
+            .output.prefix_template == "${rank}: ");
+  const TempDir folder;
+  const std::string path = folder.path() / "job.toml";
+  write_file_atomic(path, "shutdown-timeout = 8\n");
+  CHECK(parse_variables({{timeout, "5"}}, {"--config", path, "prog"}).shutdown_timeout ==
+        std::chrono::seconds(8));
+}
+
+TEST_CASE("a variable of torchrun that has no effect is noted", "[options]") {
+  const auto notes = parse_variables({{"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "60"}}).notes;
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], ContainsSubstring("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT has no effect"));
+}
+
+TEST_CASE("--print-completion shows the script of a shell, and needs no program", "[options]") {
+  const std::filesystem::path folder = std::filesystem::path(DDPRUN_SOURCE_DIR) / "completions";
+  CHECK(parse_all({"--print-completion", "bash"}).completion == read_file(folder / "ddprun.bash"));
+  CHECK(parse_all({"--print_completion=zsh"}).completion == read_file(folder / "_ddprun"));
+  CHECK_THROWS_WITH(parse_all({"--print-completion=tcsh"}),
+                    "--print-completion: expected bash or zsh, got 'tcsh'");
+}
+
 TEST_CASE("a bad variable is named", "[options]") {
   CHECK_THROWS_WITH(
       parse_variables({{"PET_NPROC_PER_NODE", "x"}}),

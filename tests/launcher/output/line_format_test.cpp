@@ -56,9 +56,10 @@ TEST_CASE("what a progress bar has overwritten can be dropped", "[line_format]")
 }
 
 TEST_CASE("a prefix is filled in from its template as Python's safe_substitute does", "[line_format]") {
-  const LineSource source{"trainer", 3, 11};
+  const LineSource source{"trainer", 3, 11, "node7"};
   CHECK(line_prefix(kDefaultPrefixTemplate, source) == "[trainer3]:");
   CHECK(line_prefix("[rank ${rank}/$local_rank] ", source) == "[rank 11/3] ");
+  CHECK(line_prefix("${hostname}:${rank}: ", source) == "node7:11: ");
   CHECK(line_prefix("$$rank $other ${rank $ ${} $rank_x ${rank}s$", source) ==
         "$rank $other ${rank $ ${} $rank_x 11s$");
   CHECK(line_prefix("", source).empty());
