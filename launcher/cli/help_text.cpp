@@ -54,6 +54,7 @@ Failures, timeouts and signals
   --shutdown-timeout SECONDS       time between SIGTERM and SIGKILL when the job ends early [30]
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
+  --signal-group                   end all processes of a worker at once, not its own program first
   --result-json FILE, --events-json FILE   write how the job ended, each event as it happens
   --metrics-port PORT|ADDR:PORT    serve /metrics, /report, /status, /healthz [on loopback]
 

@@ -150,6 +150,7 @@ std::vector<Setting> own_flags(Options& options) {
       raw("token-file"),
       settings::seconds("shutdown-timeout", options.shutdown_timeout, seconds_from(0)),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
+      boolean("signal-group", options.signal_group),
       settings::seconds("timeout", options.timeout, seconds_above_0()),
       settings::seconds("hang-timeout", options.hang_timeout, seconds_above_0()),
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -44,7 +45,10 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   if (plan.inherit) return {};
   OutputTargets targets{plan};
   if (plan.console) targets.console = is_err ? console_.err() : console_.out();
-  if (!plan.file.empty()) targets.file = open_file(plan.file, plan);
+  if (!plan.file.empty()) {
+    targets.file = open_file(plan.file, plan);
+    if (!targets.file) targets.console = is_err ? console_.err() : console_.out();
+  }
   if (!plan.filtered_file.empty()) {
     auto& file = filtered_files_[plan.filtered_file];
     if (!file) file = open_file(plan.filtered_file, plan);
@@ -69,7 +73,13 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
 std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& path, const StreamPlan& plan) {
   ensure(folder_ != nullptr, "a log file has a log folder");
   if (!writer_) writer_ = std::make_unique<LogWriter>(io_);
-  return writer_->open(*folder_, path, plan.max_file_size);
+  try {
+    return writer_->open(*folder_, path, plan.max_file_size);
+  } catch (const IoError& error) {
+    if (!std::exchange(lacks_files_, true))
+      log_warning(std::string(error.what()) + ": what would go there goes to the console, the job goes on");
+    return nullptr;
+  }
 }
 
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {
