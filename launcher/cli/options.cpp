@@ -151,6 +151,7 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
+      boolean("signal-group", options.signal_group),
       settings::seconds("timeout", options.timeout, seconds_above_0()),
       settings::seconds("hang-timeout", options.hang_timeout, seconds_above_0()),
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),

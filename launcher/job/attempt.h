@@ -48,6 +48,12 @@ struct Attempt {
 /// The workers' ends of their descriptors, by index; empty: none.
 struct WorkerEnds {
   std::vector<UniqueFd> heartbeats, statuses, rounds;
+
+  /// Once the worker has inherited them.
+  void close(std::size_t index) {
+    for (auto* ends : {&heartbeats, &statuses, &rounds})
+      if (index < ends->size()) (*ends)[index].reset();
+  }
 };
 
 /// Plans the workers of an attempt.

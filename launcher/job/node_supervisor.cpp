@@ -17,6 +17,7 @@
 #include "launcher/plan/redact.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/membership.h"
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -185,7 +186,8 @@ class NodeSupervisor {
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
     const auto* received = std::get_if<SignalReceived>(&event);
-    if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
+    if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
+    if (std::holds_alternative<ChildEnded>(event)) reap_children();
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
     log_warning("received " + signal_name(received->signal) + ": leaving the job");
     leave(received->signal);

@@ -31,6 +31,8 @@
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/status/control_socket.h"
 #include "launcher/status/metrics_server.h"
+#include "launcher/workers/job_processes.h"
+#include "launcher/workers/leftovers.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -67,7 +69,8 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
       record.outcome = *received;
       co_return RunResult::by_signal(received->signal);
     }
-    if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
+    if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
+    if (std::holds_alternative<ChildEnded>(event)) reap_children();
   }
 }
 
@@ -244,9 +247,11 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   raise_descriptor_limit();
   // Handle signals before anything could be left behind, and start the guard before creating what it removes.
   const SignalFd signals(options.ending_signals, options.forwarded_signals);
-  const auto temp_path = temp_folder() / ("ddprun-" + job_id);
+  const auto temp_path = temp_folder() / temp_name(job_id);
   Guard guard(temp_path, job_id);
   const TempDir temp = TempDir::at(temp_path);
+  const UniqueFd in_use = mark_in_use(temp.path());
+  for (const std::string& dead : remove_leftovers(temp_folder())) remove_control_socket(job_name(dead));
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   JobEvents events(io, signals);
   EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -46,7 +47,10 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   if (plan.inherit) return {};
   OutputTargets targets{plan};
   if (plan.console) targets.console = is_err ? console_.err() : console_.out();
-  if (!plan.file.empty()) targets.file = open_file(plan.file, plan);
+  if (!plan.file.empty()) {
+    targets.file = open_file(plan.file, plan);
+    if (!targets.file) targets.console = is_err ? console_.err() : console_.out();
+  }
   if (!plan.filtered_file.empty()) {
     auto& file = filtered_files_[plan.filtered_file];
     if (!file) file = open_file(plan.filtered_file, plan);
@@ -70,7 +74,13 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
 
 std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& path, const StreamPlan& plan) {
   ensure(folder_ != nullptr, "a log file has a log folder");
-  return std::make_shared<LogFile>(*folder_, path, plan.max_file_size, writer_.warn());
+  try {
+    return std::make_shared<LogFile>(*folder_, path, plan.max_file_size, writer_.warn());
+  } catch (const IoError& error) {
+    if (!std::exchange(lacks_files_, true))
+      log_warning(std::string(error.what()) + ": what would go there goes to the console, the job goes on");
+    return nullptr;
+  }
 }
 
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {

@@ -168,7 +168,28 @@ TEST_CASE("too few descriptors for all workers is an error of ddprun, and nothin
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(125));
   CHECK_THAT(run.err, ContainsSubstring("cannot start rank "));
-  CHECK_THAT(run.err, ContainsSubstring("Too many open files"));
+  CHECK_THAT(run.err, ContainsSubstring("Too many open files (ulimit -n)"));
+}
+
+TEST_CASE("five descriptors for each worker are enough, and with fewer nothing is started", "[launcher]") {
+  need_vfork();
+  need_no_sanitizer();
+  const auto with_limit = [](rlim_t descriptors) {
+    Command command = script({"--nproc-per-node=100", "--hang-timeout=600"}, "echo started");
+    command.in_child = [descriptors] {
+      const rlimit limit{descriptors, descriptors};
+      ::setrlimit(RLIMIT_NOFILE, &limit);
+    };
+    return command;
+  };
+  const Finished enough(with_limit(540));
+  CHECK(enough.status == ExitStatus::exited(0));
+  CHECK(count_of("started", enough.out) == 100);
+  const Finished few(with_limit(480));
+  CHECK(few.status == ExitStatus::exited(125));
+  CHECK(few.out.empty());
+  CHECK_THAT(few.err, ContainsSubstring("cannot start 100 workers: that takes "));
+  CHECK_THAT(few.err, ContainsSubstring("only 480 are allowed (ulimit -n)"));
 }
 
 /// A cgroup whose processes are frozen: version 1's do not even die of SIGKILL before they are thawed.

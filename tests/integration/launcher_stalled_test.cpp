@@ -42,7 +42,8 @@ TEST_CASE("a signal reaches the workers although nobody reads ddprun's messages"
   check_nothing_left(ddprun);
 }
 
-TEST_CASE("the time limit ends workers whose stderr nobody reads, and two signals the wait for it", "[stalled]") {
+TEST_CASE("the time limit ends workers whose stderr nobody reads, and two signals the wait for it",
+          "[stalled]") {
   Command command = script({"--nproc-per-node=2", "--timeout=1"}, "echo ready; exec yes >&2");
   with_full_stderr(command);
   Child ddprun(command);
