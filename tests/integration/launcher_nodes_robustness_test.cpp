@@ -142,7 +142,7 @@ TEST_CASE("strangers do not use up the coordinator's descriptors", "[nodes]") {
   const std::string go = folder.path() / "go";
   const std::string text = "echo here; until [ -e " + go +
                            " ]; do sleep 0.02; done; [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 3";
-  constexpr rlim_t kFiles = 80;
+  constexpr rlim_t kFiles = 96;
   NodeJob nodes;
   Command first = script(nodes.flags({"--nnodes=2", "--max-restarts=1", "--nproc-per-node=2"}), text);
   first.in_child = [] {
@@ -159,7 +159,9 @@ TEST_CASE("strangers do not use up the coordinator's descriptors", "[nodes]") {
   REQUIRE(wait_until(
       [&] { return is_closed(strangers[0]) || count_of("Too many open files", nodes.node(0).err()) > 0; }));
   write_file_atomic(go, "");
-  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+  const auto ends = nodes.wait();
+  INFO(nodes.node(0).err());
+  CHECK(ends == std::vector(2, ExitStatus::exited(0)));
 }
 
 TEST_CASE("a job that is stopped on all nodes goes on when it is continued", "[nodes]") {
