@@ -11,7 +11,7 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 
 JobEvents::JobEvents(asio::io_context& io, const SignalFd& signals)
-    : io_(io), signals_(io, signals.get()), wake_up_(io) {
+    : io_(io), handled_(signals), signals_(io, signals.get()), wake_up_(io) {
   watch_signals();
 }
 
@@ -60,6 +60,13 @@ asio::awaitable<JobEvent> JobEvents::next(std::optional<Clock::time_point> deadl
 void JobEvents::push(JobEvent event) {
   events_.push_back(event);
   wake_up_.cancel();
+}
+
+bool JobEvents::end_requested() const {
+  return std::ranges::any_of(events_, [&](const JobEvent& event) {
+    const auto* received = std::get_if<SignalReceived>(&event);
+    return received != nullptr && handled_.ends_job(received->signal);
+  });
 }
 
 void JobEvents::watch_signals() {

@@ -45,6 +45,8 @@ class JobEvents {
 
   /// True if next() would not wait.
   bool pending() const { return !events_.empty(); }
+  /// True if a signal that ends the job is among the events.
+  bool end_requested() const;
 
   /// The next event; DeadlinePassed if none arrives in time.
   boost::asio::awaitable<JobEvent> next(std::optional<Clock::time_point> deadline = std::nullopt);
@@ -56,6 +58,7 @@ class JobEvents {
   void read_signals();
 
   boost::asio::io_context& io_;
+  const SignalFd& handled_;
   Descriptor signals_;
   std::list<Descriptor> pidfds_;
   int generation_ = 0;                 ///< of pidfds_: a handler may be queued when exits are forgotten

@@ -33,6 +33,11 @@ namespace {
 
 using Clock = JobEvents::Clock;
 
+/// Whether to wait no longer for a disk: a signal ends the job.
+std::function<bool()> gives_up(Job& job) {
+  return [&events = job.events] { return events.end_requested(); };
+}
+
 bool recovers(const Job& job) { return job.options.recover == Recover::kRank; }
 
 void note_straggler(Job& job, Attempt& attempt, const Straggler& straggler) {
@@ -137,7 +142,7 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   for (std::size_t i = 0; i < group.workers().size(); ++i)
     if (!group.workers()[i].status)
       targets.push_back({attempt.specs[i].rank, group.workers()[i].process.pid});
-  const auto folder = job.outputs.lasting_folder(attempt.round.number);
+  const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, gives_up(job));
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
   StackDump dump(targets, folder, find_stack_tools(path));
   const auto deadline = Clock::now() + kStackDumpTimeout;
@@ -237,11 +242,11 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
 
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
 /// cannot start.
-bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
+asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
   const Round& round = attempt.round = next.round;
   attempt.round_start = Clock::now();
   parts.port = std::move(next.port);
-  job.outputs.make_folders(round.number, round.workers);
+  co_await job.outputs.make_folders(round.number, round.workers, gives_up(job));
   std::vector<bool> lost;
   RoundNotice notice{round.number, round.restart_count, round.master_addr, round.master_port, {}};
   for (std::size_t i = 0; i < attempt.specs.size(); ++i) {
@@ -259,7 +264,7 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
     auto replaced = parts.group.replace(i, round.number, job.program.path, std::move(output), parts.standbys);
     if (const auto* failed = std::get_if<StartFailed>(&replaced)) {
       attempt.outcome = *failed;
-      return false;
+      co_return false;
     }
     attempt.logs[i] = job.outputs.files(plans[i]);
     old.worker = std::move(std::get<Worker>(replaced));
@@ -268,7 +273,7 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
   for (std::size_t i = 0; i < specs.size(); ++i)
     if (!lost[i]) parts.rounds.tell(i, notice, specs[i].rank == 0 ? parts.store_fd() : -1);
   if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
-  return true;
+  co_return true;
 }
 
 /// Waits until the attempt ends, through any number of rounds in place.
@@ -294,7 +299,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
       attempt.outcome = EndedByPeers{peers.decline(attempt)};
       co_return;
     }
-    if (!begin_round(job, attempt, parts, replacing.next(attempt))) co_return;
+    if (!co_await begin_round(job, attempt, parts, replacing.next(attempt))) co_return;
     lost.reset();
   }
 }
@@ -368,7 +373,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   Attempt attempt;
   attempt.round = round;
   attempt.start = attempt.round_start = Clock::now();
-  job.outputs.make_folders(round.number, job.workers);
+  co_await job.outputs.make_folders(round.number, job.workers, gives_up(job));
   Parts parts(job, attempt, std::move(port));
   WorkerGroup& group = parts.group;
   AttemptOutput& logs = parts.logs;

@@ -3,13 +3,33 @@
 #include <unistd.h>
 
 #include <cctype>
+#include <chrono>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/events/aside.h"
 
 namespace ddprun::launcher {
+namespace asio = boost::asio;
 namespace {
+
+// A disk that needs longer for a folder has stalled.
+constexpr std::chrono::seconds kDiskPatience{10};
+constexpr const char* kStalled = "the disk does not answer";
+
+/// Runs work on files aside. returns why it is not done; empty: it is
+asio::awaitable<std::string> problem_of(std::function<void()> work, std::filesystem::path path,
+                                        std::chrono::steady_clock::time_point deadline,
+                                        std::function<bool()> give_up) {
+  try {
+    if (co_await run_aside(std::move(work), deadline, give_up)) co_return "";
+    co_return IoError(path, kStalled).what();
+  } catch (const std::exception& error) {
+    co_return error.what();
+  }
+}
 
 std::string attempt_name(int attempt) { return "attempt_" + std::to_string(attempt); }
 
@@ -102,10 +122,17 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
   return std::filesystem::absolute(log_dir) / job_name_;
 }
 
-void JobOutput::make_folders(int attempt, int workers) {
-  if (options_.output.log_dir.empty()) return;
+asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::function<bool()> give_up) {
+  if (options_.output.log_dir.empty()) co_return;
+  const auto patience = std::chrono::steady_clock::now() + kDiskPatience;
   if (!log_folder_) {
-    for_flag("--log-dir", [&] { log_folder_.emplace(job_folder(options_.output.log_dir)); });
+    const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
+    const auto path = job_folder(options_.output.log_dir);
+    const auto make = [made, path] {
+      for_flag("--log-dir", [&] { *made = std::make_shared<const LogFolder>(path); });
+    };
+    if (!co_await run_aside(make, patience, give_up)) throw IoError("--log-dir", IoError(path, kStalled));
+    log_folder_ = *made;
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
     if (!log_folder_->is_safe())
       log_warning(
@@ -113,33 +140,32 @@ void JobOutput::make_folders(int attempt, int workers) {
           ": others may be able to read and replace the files here, for the file system does not keep "
           "owners and modes");
   }
-  try {
-    const std::filesystem::path folder = attempt_name(attempt);
-    for (int i = 0; i < workers; ++i) log_folder_->open_below(folder / std::to_string(i));
-    folder_missing_ = false;
-  } catch (const IoError& error) {
-    folder_missing_ = true;
-    log_warning(std::string(error.what()) +
-                ": what would go to files there goes to the console, the job goes on");
-  }
+  const auto make = [folder = log_folder_, name = std::filesystem::path(attempt_name(attempt)), workers] {
+    for (int i = 0; i < workers; ++i) folder->open_below(name / std::to_string(i));
+  };
+  const std::string problem = co_await problem_of(make, attempt_folder(attempt), patience, give_up);
+  folder_missing_ = !problem.empty();
+  if (folder_missing_)
+    log_warning(problem + ": what would go to files there goes to the console, the job goes on");
 }
 
-std::filesystem::path JobOutput::lasting_folder(int attempt) const {
-  try {
-    if (log_folder_) {
-      log_folder_->open_below(attempt_name(attempt));
-      return attempt_folder(attempt);
-    }
-    return LogFolder(job_folder(kDefaultLogDir) / attempt_name(attempt)).path();
-  } catch (const IoError& error) {
-    log_warning(std::string(error.what()) + ": no stacks there");
+asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
+                                                                 std::function<bool()> give_up) const {
+  const auto log_dir = log_folder_ ? options_.output.log_dir : std::filesystem::path(kDefaultLogDir);
+  for (const auto& folder : {job_folder(log_dir), std::filesystem::path(temp_folder_.string() + "-stacks")}) {
+    const std::string name = attempt_name(attempt);
+    const auto make = [shared = folder == job_folder(log_dir) ? log_folder_ : nullptr, folder, name] {
+      if (shared)
+        shared->open_below(name);
+      else
+        LogFolder(folder / name);
+    };
+    const auto patience = std::chrono::steady_clock::now() + kDiskPatience;
+    const std::string problem = co_await problem_of(make, folder, patience, give_up);
+    if (problem.empty()) co_return folder / name;
+    log_warning(problem + ": no stacks there");
   }
-  try {
-    return LogFolder(std::filesystem::path(temp_folder_.string() + "-stacks") / attempt_name(attempt)).path();
-  } catch (const IoError& error) {
-    log_warning(std::string(error.what()) + ": no stacks there");
-  }
-  return {};
+  co_return std::filesystem::path();
 }
 
 std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<WorkerSpec>& specs) const {

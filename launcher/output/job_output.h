@@ -1,7 +1,9 @@
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
 #include <filesystem>
-#include <optional>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -49,17 +51,21 @@ class JobOutput {
   /// Where each worker of an attempt reports its error.
   std::vector<std::filesystem::path> error_files(int attempt, int workers) const;
 
-  /// Makes the folders of an attempt's files. If that fails once the job's own folder is there, warns, and
-  /// the attempt has no files. throws IoError if the job's folder cannot be made
-  void make_folders(int attempt, int workers);
+  /// Makes the folders of an attempt's files. If that fails, or a disk stalls, once the job's own folder is
+  /// there, warns, and the attempt has no files.
+  ///
+  /// give_up  whether to wait no longer
+  /// throws   IoError if the job's folder cannot be made
+  boost::asio::awaitable<void> make_folders(int attempt, int workers, std::function<bool()> give_up);
 
   /// The folder for the stacks of a hanging attempt: its own if it outlives the job, else a new one, if need
   /// be beside the temporary folder. Warns where it cannot be made; empty: nowhere.
-  std::filesystem::path lasting_folder(int attempt) const;
+  boost::asio::awaitable<std::filesystem::path> lasting_folder(int attempt,
+                                                               std::function<bool()> give_up) const;
 
   std::vector<WorkerOutputPlan> plan(int attempt, const std::vector<WorkerSpec>& specs) const;
   Console& console() { return console_; }
-  const LogFolder* log_folder() const { return log_folder_ ? &*log_folder_ : nullptr; }
+  const LogFolder* log_folder() const { return log_folder_.get(); }
 
   /// The files of a worker.
   static std::vector<std::filesystem::path> files(const WorkerOutputPlan& plan);
@@ -72,8 +78,8 @@ class JobOutput {
   std::string job_name_;
   std::filesystem::path temp_folder_;
   Console& console_;
-  std::optional<LogFolder> log_folder_;  ///< the job's, once made
-  bool folder_missing_ = false;          ///< the last attempt's
+  std::shared_ptr<const LogFolder> log_folder_;  ///< the job's, once made
+  bool folder_missing_ = false;                  ///< the last attempt's
 };
 
 }  // namespace ddprun::launcher

@@ -1,15 +1,12 @@
 #include "launcher/rendezvous/node_link.h"
 
 #include <netdb.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -18,12 +15,12 @@
 #include <exception>
 #include <stdexcept>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/aside.h"
 #include "launcher/events/job_clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
@@ -50,50 +47,34 @@ std::string numeric(const tcp::endpoint& endpoint) {
   return address.to_string();
 }
 
-struct Lookup {
-  std::string host, port;
-  std::vector<tcp::endpoint> found;
-  int error = 0;  ///< getaddrinfo's
-  UniqueFd done{::eventfd(0, EFD_CLOEXEC)};
-};
-
-void look_up(Lookup& lookup) {
+/// The addresses of a host, in the system's order. throws std::runtime_error with the system's reason
+std::vector<tcp::endpoint> look_up(const Endpoint& endpoint) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  lookup.error = ::getaddrinfo(lookup.host.c_str(), lookup.port.c_str(), &hints, &list);
+  const int error =
+      ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &list);
+  if (error != 0) throw std::runtime_error(std::string("cannot look up the host: ") + ::gai_strerror(error));
+  std::vector<tcp::endpoint> found;
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    tcp::endpoint endpoint;
-    if (entry->ai_addrlen > endpoint.capacity()) continue;
-    endpoint.resize(entry->ai_addrlen);
-    std::memcpy(endpoint.data(), entry->ai_addr, entry->ai_addrlen);
-    lookup.found.push_back(endpoint);
+    tcp::endpoint address;
+    if (entry->ai_addrlen > address.capacity()) continue;
+    address.resize(entry->ai_addrlen);
+    std::memcpy(address.data(), entry->ai_addr, entry->ai_addrlen);
+    found.push_back(address);
   }
-  if (list != nullptr) ::freeaddrinfo(list);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(lookup.done.get(), &one, sizeof one);
+  ::freeaddrinfo(list);
+  return found;
 }
 
-/// The addresses of an endpoint's host, in the system's order. A thread looks up the name, so that nothing
-/// waits for a name server, which may take a minute to fail.
-///
-/// throws  std::runtime_error with the system's reason
+/// The same without waiting for a name server, which may take a minute to fail.
 asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
-  const auto port = static_cast<unsigned short>(endpoint.port);
   boost::system::error_code is_name;
   const auto address = asio::ip::make_address(endpoint.host, is_name);
-  if (!is_name) co_return std::vector{tcp::endpoint(address, port)};
-  const auto lookup = std::make_shared<Lookup>();
-  lookup->host = endpoint.host;
-  lookup->port = std::to_string(port);
-  if (!lookup->done) throw std::system_error(errno, std::generic_category(), "eventfd");
-  asio::posix::stream_descriptor done(co_await asio::this_coro::executor, ::dup(lookup->done.get()));
-  std::thread([lookup] { look_up(*lookup); }).detach();  // the caller may be gone before it returns
-  std::uint64_t count = 0;
-  co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
-  if (lookup->error != 0)
-    throw std::runtime_error(std::string("cannot look up the host: ") + ::gai_strerror(lookup->error));
-  co_return lookup->found;
+  if (!is_name) co_return std::vector{tcp::endpoint(address, static_cast<unsigned short>(endpoint.port))};
+  const auto found = std::make_shared<std::vector<tcp::endpoint>>();
+  co_await run_aside([found, endpoint] { *found = look_up(endpoint); });
+  co_return std::move(*found);
 }
 
 }  // namespace

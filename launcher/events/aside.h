@@ -1,0 +1,21 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <chrono>
+#include <functional>
+#include <optional>
+
+namespace ddprun::launcher {
+
+/// Runs work on a thread of its own: a stalled disk or a name server may hold it up, but never the event loop.
+///
+/// work      must own all that it uses: it may outlive the caller
+/// deadline  until when to wait for it; nullopt: until it is done
+/// give_up   looked at ten times a second
+/// returns   false if the work goes on alone, because the deadline passed or the caller gave up
+/// throws    what the work throws
+boost::asio::awaitable<bool> run_aside(
+    std::function<void()> work, std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt,
+    std::function<bool()> give_up = {});
+
+}  // namespace ddprun::launcher
