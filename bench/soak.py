@@ -256,7 +256,8 @@ class Job:
                     node.send_signal(signal.SIGTERM)
                 self.wait_until(ended, 0.1)
             if not self.wait_until(ended, self.soak.arguments.end):
-                late = [host for host, node in enumerate(self.nodes) if node.poll() is None]
+                waits_in = lambda pid: pathlib.Path(f"/proc/{pid}/wchan").read_text()
+                late = {host: waits_in(node.pid) for host, node in enumerate(self.nodes) if node.poll() is None}
                 breaches.append(f"nodes {late} had not ended {time.monotonic() - again:.1f} s after more SIGTERMs")
         took = time.monotonic() - at
         for node in self.nodes:
