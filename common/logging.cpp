@@ -3,14 +3,17 @@
 #include <unistd.h>
 
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <utility>
+
+#include <ddprun/common/files.h>
 
 namespace ddprun {
 namespace {
@@ -37,39 +40,47 @@ spdlog::level::level_enum level_from_environment() {
   return level == spdlog::level::off && name != "off" ? spdlog::level::info : level;
 }
 
-std::function<void()>& hook() {
-  static std::function<void()> function;
+std::function<void(std::string)>& destination() {
+  static std::function<void(std::string)> function;
   return function;
 }
 
-void log(spdlog::level::level_enum level, std::string_view line) {
-  if (hook() && spdlog::should_log(level)) hook()();
-  spdlog::log(level, line);
-}
+class LineSink : public spdlog::sinks::base_sink<std::mutex> {
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    if (const auto& write = destination()) return write(std::string(line.data(), line.size()));
+    write_all(STDERR_FILENO, std::string_view(line.data(), line.size()));
+  }
+  void flush_() override {}
+};
 
 }  // namespace
 
 void configure_logging(const std::string& name) {
-  auto logger = std::make_shared<spdlog::logger>(name, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>(name, std::make_shared<LineSink>());
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
   formatter->add_flag<LevelWord>('*').set_pattern("%n: %*%v");
   logger->set_formatter(std::move(formatter));
   logger->set_level(level_from_environment());
-  logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
+}
+
+void log_to(std::function<void(std::string)> write) { destination() = std::move(write); }
+
+bool takes_escapes(int descriptor) {
+  const char* terminal = std::getenv("TERM");
+  return (terminal == nullptr || std::string_view(terminal) != "dumb") && ::isatty(descriptor) == 1;
 }
 
 bool takes_colours(int descriptor) {
   const char* no_colour = std::getenv("NO_COLOR");
-  const char* terminal = std::getenv("TERM");
-  return (no_colour == nullptr || *no_colour == '\0') && terminal != nullptr &&
-         std::string_view(terminal) != "dumb" && ::isatty(descriptor) == 1;
+  return (no_colour == nullptr || *no_colour == '\0') && std::getenv("TERM") != nullptr &&
+         takes_escapes(descriptor);
 }
 
-void before_logging(std::function<void()> function) { hook() = std::move(function); }
-
-void log_info(std::string_view line) { log(spdlog::level::info, line); }
-void log_warning(std::string_view line) { log(spdlog::level::warn, line); }
-void log_error(std::string_view line) { log(spdlog::level::err, line); }
+void log_info(std::string_view line) { spdlog::log(spdlog::level::info, line); }
+void log_warning(std::string_view line) { spdlog::log(spdlog::level::warn, line); }
+void log_error(std::string_view line) { spdlog::log(spdlog::level::err, line); }
 
 }  // namespace ddprun

@@ -11,10 +11,13 @@ namespace ddprun {
 /// info). Each main calls it once.
 void configure_logging(const std::string& name);
 
-/// Sets a function to call before each visible line, such as to clear a progress bar; empty: none.
-void before_logging(std::function<void()> hook);
+/// Sets where visible lines go, with their '\n', instead of directly to stderr; empty: there again.
+void log_to(std::function<void(std::string)> write);
 
-/// Whether output to this descriptor may use colours: a terminal, unless $NO_COLOR is set or $TERM is "dumb".
+/// Whether this is a terminal that understands escape sequences: $TERM is not "dumb".
+bool takes_escapes(int descriptor);
+
+/// Whether output to this descriptor may use colours: takes_escapes(), $TERM is set, and $NO_COLOR is not.
 bool takes_colours(int descriptor);
 
 // One line each. These keep spdlog's headers away from LibTorch's, which include another fmt.

@@ -11,6 +11,10 @@ namespace ddprun {
 /// Marks every process of a job, whatever its parent, group or session; "OUTER/INNER" for a job within a job.
 inline constexpr char kJobIdVariable[] = "DDPRUN_JOB_ID";
 
+/// Beside it: which ddprun set it, so that a job that only inherited it is not taken for a job within that
+/// one.
+inline constexpr char kLauncherVariable[] = "DDPRUN_LAUNCHER";
+
 /// What a launcher tells a worker: torchrun's environment variables, and ddprun's own (DDPRUN_).
 struct WorkerEnv {
   int rank = 0;                           ///< RANK, 0 .. world_size-1

@@ -2,7 +2,7 @@
 
 # Flags that take no value; every other one takes the next word.
 _ddprun_switches="--standalone --module --no-python --run-path --virtual-local-rank --prefix --no-prefix --timestamp
-  --expand --dry-run --show-ranks --help --version -m -h"
+  --expand --signal-group --dry-run --show-ranks --help --version -m -h"
 
 _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr
   --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method

@@ -9,12 +9,14 @@
 #include "launcher/cli/options.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
+#include "launcher/host/outer_job.h"
 #include "launcher/job/supervisor.h"
 
 using namespace ddprun;
 using namespace ddprun::launcher;
 
 int main(int argc, char** argv) {
+  forget_other_job();
   configure_logging("ddprun");
   try {
     const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});

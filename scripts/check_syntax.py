@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what no build reads: every Python file compiles, every shell script parses, Markdown files link to and name files that exist, and
-no file contains merge markers.
+"""Checks what no build reads: every Python file compiles, every shell script parses, Markdown files link to and name files that exist,
+no file contains merge markers, and no C++ expression awaits after "&&", "||" or "?": GCC 12 awaits there even if it should not.
 
 usage: check_syntax.py [ROOT]      looks at the files that git knows; exit status 1 if one is wrong
 """
@@ -14,6 +14,9 @@ LINK = re.compile(rb"\]\(([^)#\s:]+)(#[^)]*)?\)")  # to another file of ours; sc
 SOURCE = re.compile(rb"`((?:common|launcher|worker|tests|scripts|examples|bench|cmake)/[\w./-]+\.\w+)`")  # decisions may name old ones
 SHELL = re.compile(rb"#!\S*(/env )?\S*\b(bash|sh)\b")
 
+CPP_NOISE = re.compile(rb'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.M | re.S)
+CPP_MARK = re.compile(rb"\bco_await\b|&&|\|\||[!=<>]=|[?;{}(),=]")
+
 
 def tracked(root):
     listed = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"], capture_output=True)
@@ -22,11 +25,33 @@ def tracked(root):
     return [name for name in listed.stdout.decode().split("\0") if name and (root / name).is_file()]
 
 
+def awaits_conditionally(content):
+    """The offset of each co_await that is evaluated depending on what stands before it in its expression."""
+    code = CPP_NOISE.sub(lambda found: re.sub(rb"[^\n]", b" ", found[0]), content)
+    depends = [False]  # for each open parenthesis: whether "&&", "||" or "?" came before in this operand
+    for mark in CPP_MARK.finditer(code):
+        if mark[0] == b"(":
+            depends.append(False)
+        elif mark[0] == b")":
+            del depends[max(len(depends) - 1, 1):]
+        elif mark[0] in b";{}":
+            depends = [False]
+        elif mark[0] in (b",", b"="):
+            depends[-1] = False
+        elif mark[0] in (b"&&", b"||", b"?"):
+            depends[-1] = True
+        elif mark[0] == b"co_await" and any(depends):
+            yield mark.start()
+
+
 def faults(root, name):
     content = (root / name).read_bytes()
     for mark in MERGE_MARK.finditer(content):
         line = content.count(b"\n", 0, mark.start()) + 1
         yield f"{name}:{line}: the mark of a merge"
+    for offset in awaits_conditionally(content) if name.endswith((".cpp", ".h")) else ():
+        line = content.count(b"\n", 0, offset) + 1
+        yield f"{name}:{line}: co_await after &&, || or ?: GCC 12 awaits in any case; expected a statement of its own"
     if name.endswith(".py"):
         try:
             compile(content, name, "exec")

@@ -151,6 +151,7 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
+      boolean("signal-group", options.signal_group),
       settings::seconds("timeout", options.timeout, seconds_above_0()),
       settings::seconds("hang-timeout", options.hang_timeout, seconds_above_0()),
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
@@ -366,7 +367,7 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
                                  "DDPRUN_STATUS_FD",   "DDPRUN_ROUND_FD",        "DDPRUN_ROUND",
                                  "DDPRUN_STATE_FD",    "DDPRUN_SHARED_MEMORY",   "DDPRUN_FLIGHT_DIR",
                                  "DDPRUN_CUDA_PLUGIN", "DDPRUN_SYNC_DEBUG_MODE", "DDPRUN_DATA",
-                                 "DDPRUN_DATA_MIRROR", "DDPRUN_CONTROL_DIR"};
+                                 "DDPRUN_DATA_MIRROR", "DDPRUN_CONTROL_DIR",     "DDPRUN_STANDBY_FD"};
   Options unused;
   for (const Setting& setting : make_command(unused).settings)
     if (setting.is_flag) known.insert(settings::variable_name("DDPRUN_", setting));

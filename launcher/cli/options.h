@@ -79,6 +79,7 @@ struct Options {
   std::optional<std::chrono::milliseconds> timeout, hang_timeout;
   std::vector<int> ending_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job
   std::vector<int> forwarded_signals{SIGUSR1, SIGUSR2};               ///< only passed on
+  bool signal_group = false;  ///< end all processes of a worker at once, not its own program first
 
   RestartSettings restart;
   Recover recover = Recover::kAll;

@@ -7,15 +7,20 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
+namespace asio = boost::asio;
 namespace {
 
 using json = nlohmann::ordered_json;
+
+constexpr std::size_t kMostWaiting = std::size_t{1} << 20;  // bytes: thousands of events
+constexpr std::chrono::seconds kPatience{1};
 
 // By EventRecord::Kind.
 constexpr std::array kNames{"started", "first_output", "exited",  "signal",    "stopping", "killed",
@@ -52,31 +57,52 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-EventsJson::EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock)
-    : clock_(clock) {
-  if (!path) return;
-  path_ = *path;
-  fd_.reset(::open(path_.c_str(),
-                   O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600));
-  if (!fd_)
-    throw UsageError("--events-json: expected a file that can be written, got " +
-                     single_quoted(path_.string()) + ": " + std::strerror(errno));
+/// What the thread writes to, until an error.
+class EventsJson::File : public WriteTarget {
+ public:
+  /// throws UsageError
+  File(std::filesystem::path path, WriterThread::Warn warn)
+      : path_(std::move(path)),
+        warn_(std::move(warn)),
+        fd_(::open(path_.c_str(),
+                   O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600)) {
+    if (!fd_)
+      throw UsageError("--events-json: expected a file that can be written, got " +
+                       single_quoted(path_.string()) + ": " + std::strerror(errno));
+  }
+
+  void write(std::string_view line) override {
+    if (!fd_ || write_all(fd_.get(), line)) return;
+    warn_(std::string("--events-json: ") + IoError(path_, "cannot write", errno).what() +
+          ": events are no longer recorded");
+    fd_.reset();
+  }
+
+ private:
+  std::filesystem::path path_;
+  WriterThread::Warn warn_;
+  UniqueFd fd_;
+};
+
+EventsJson::EventsJson(asio::io_context& io, const std::optional<std::filesystem::path>& path,
+                       const JobClock& clock)
+    : clock_(clock), thread_(io, kMostWaiting) {
+  if (path) file_ = std::make_shared<File>(*path, thread_.warn());
+}
+
+EventsJson::~EventsJson() {
+  thread_.finish(kPatience);
+  if (missing_ > 0)
+    log_warning("--events-json: " + std::to_string(missing_) +
+                " events are missing, because the file could not be written in time");
 }
 
 void EventsJson::add(const EventRecord& event) {
-  if (!fd_) return;
-  const std::string line = to_json_line(event, clock_);
-  ssize_t n = 0;
-  do n = ::write(fd_.get(), line.data(), line.size());
-  while (n < 0 && errno == EINTR);
-  if (n < 0) return give_up("cannot write", errno);
-  if (static_cast<std::size_t>(n) < line.size()) give_up("cannot write", ENOSPC);
-}
-
-void EventsJson::give_up(const std::string& what, int error) {
-  log_warning(std::string("--events-json: ") + IoError(path_, what, error).what() +
-              ": events are no longer recorded");
-  fd_.reset();
+  if (!file_) return;
+  if (thread_.has_room())
+    thread_.write(file_, to_json_line(event, clock_));
+  else
+    ++missing_;
 }
 
 }  // namespace ddprun::launcher

@@ -2,8 +2,11 @@
 
 #include <sys/types.h>
 
+#include <boost/asio/io_context.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +14,7 @@
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
 #include "launcher/events/job_clock.h"
+#include "launcher/events/writer_thread.h"
 
 namespace ddprun::launcher {
 
@@ -50,21 +54,27 @@ nlohmann::ordered_json to_json(const ExitStatus& status);
 /// The event as one line of JSON, including '\n'.
 std::string to_json_line(const EventRecord& event, const JobClock& clock);
 
-/// The file of --events-json: one line per event, written at once. An error while writing is logged as a
-/// warning and stops the recording; the job continues.
+/// The file of --events-json: one line per event, written at once, by a thread. An error while writing is
+/// logged as a warning and stops the recording; the job continues.
 class EventsJson {
  public:
   /// Appends to the file; a new one gets mode 0600. Without a path, records nothing. throws UsageError
-  EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock);
+  EventsJson(boost::asio::io_context& io, const std::optional<std::filesystem::path>& path,
+             const JobClock& clock);
+  /// Waits a second at most for a stalled disk.
+  ~EventsJson();
+  EventsJson(const EventsJson&) = delete;
+  EventsJson& operator=(const EventsJson&) = delete;
 
   void add(const EventRecord& event);
 
  private:
-  void give_up(const std::string& what, int error);
+  class File;
 
-  std::filesystem::path path_;
   JobClock clock_;
-  UniqueFd fd_;
+  WriterThread thread_;
+  std::shared_ptr<File> file_;  // null: not wanted
+  std::size_t missing_ = 0;     // events that found the queue full
 };
 
 }  // namespace ddprun::launcher

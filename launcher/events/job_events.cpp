@@ -3,6 +3,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -28,6 +29,13 @@ void JobEvents::watch_exit(std::size_t index, int pidfd) {
                         [this, index, generation = generation_](const boost::system::error_code& error) {
                           if (!error && generation == generation_) push(WorkerExited{index});
                         });
+}
+
+void JobEvents::forget_exit(int pidfd) {
+  const auto found = std::ranges::find(pidfds_, pidfd, &Descriptor::native_handle);
+  if (found == pidfds_.end()) return;
+  found->release();
+  pidfds_.erase(found);
 }
 
 void JobEvents::forget_exits() {

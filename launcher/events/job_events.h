@@ -35,6 +35,9 @@ class JobEvents {
   /// Reports the exit of this process. The caller keeps the descriptor.
   void watch_exit(std::size_t index, int pidfd);
 
+  /// Stops watching it, before the caller closes the descriptor of a worker that has been replaced.
+  void forget_exit(int pidfd);
+
   /// Drops pending exits, once all watched workers have been reaped.
   void forget_exits();
 

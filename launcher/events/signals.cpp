@@ -51,6 +51,15 @@ bool SignalFd::end_requested() const {
   return std::ranges::any_of(ending_, [&](int signal) { return sigismember(&pending, signal) == 1; });
 }
 
+void stop_by_terminal() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTSTP);
+  ::raise(SIGTSTP);
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);  // here it stops
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
 void end_by_signal(int signal) {
   ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: no core of ddprun, only of the workers
   ::signal(signal, SIG_DFL);

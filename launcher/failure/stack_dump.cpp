@@ -48,6 +48,7 @@ namespace fs = std::filesystem;
 
 // gdb takes several hundred MB per training process: do not run too many at once.
 constexpr unsigned kMaxDebuggers = 8;
+constexpr std::chrono::milliseconds kLook{10};  // at a time: the event loop waits
 constexpr std::size_t kMaxBytesJudged = 1 << 18;
 constexpr std::size_t kMaxThreads = 512;
 
@@ -250,18 +251,17 @@ int signal_after(const std::vector<StackResult>& results) {
 }
 
 StackDump::StackDump(const std::vector<StackTarget>& targets, const fs::path& folder, StackTools tools)
-    : tools_(std::move(tools)),
+    : folder_(folder),
+      tools_(std::move(tools)),
+      groups_(process_groups()),
       max_running_(std::clamp(std::thread::hardware_concurrency(), 2u, kMaxDebuggers)) {
   constexpr int kCapSysPtrace = 19;
-  const auto forbidden = tracing_forbidden(read_proc("/proc/sys/kernel/yama/ptrace_scope"),
-                                           has_bit(read_proc("/proc/self/status"), "CapEff", kCapSysPtrace));
+  forbidden_ = tracing_forbidden(read_proc("/proc/sys/kernel/yama/ptrace_scope"),
+                                 has_bit(read_proc("/proc/self/status"), "CapEff", kCapSysPtrace));
   for (const StackTarget& target : targets) {
     Rank& rank = ranks_.emplace_back();
     rank.result.rank = target.rank;
     rank.result.pid = target.pid;
-    look_at(rank, folder);
-    if (forbidden) rank.steps.clear();
-    if (forbidden && rank.result.problem.empty()) rank.result.problem = *forbidden;
   }
   advance();
 }
@@ -272,16 +272,17 @@ StackDump::~StackDump() {
 }
 
 /// Writes the kernel's view of all processes of a rank into its file, and plans the debuggers.
-void StackDump::look_at(Rank& rank, const fs::path& folder) {
-  const auto path = folder / ("stacks_" + std::to_string(rank.result.rank) + ".txt");
-  rank.file = create_private(path);
+void StackDump::look_at(Rank& rank) {
+  const auto path = folder_ / ("stacks_" + std::to_string(rank.result.rank) + ".txt");
+  if (!folder_.empty()) rank.file = create_private(path);
   if (!rank.file) {
-    rank.result.problem = path.string() + ": cannot create: " + std::strerror(errno);
+    rank.result.problem =
+        folder_.empty() ? "no folder for them" : path.string() + ": cannot create: " + std::strerror(errno);
     return;
   }
   rank.result.file = path;
   const pid_t worker = rank.result.pid;
-  std::vector<pid_t> pids = group_members(worker);
+  std::vector<pid_t> pids = groups_[worker];
   std::erase(pids, worker);
   pids.insert(pids.begin(), worker);  // dead or alive
   for (const pid_t pid : pids) {
@@ -293,11 +294,19 @@ void StackDump::look_at(Rank& rank, const fs::path& folder) {
     for (StackCommand& command : stack_commands(tools_, pid, view))
       rank.steps.push_back({std::move(command), pid, pid == worker});
   }
-  if (rank.steps.empty() && rank.result.problem.empty())
-    rank.result.problem = "eu-stack, gdb and py-spy not found in PATH";
+  if (forbidden_) rank.steps.clear();
+  if (forbidden_ && rank.result.problem.empty()) rank.result.problem = *forbidden_;
+  if (!rank.steps.empty()) return;
+  if (rank.result.problem.empty()) rank.result.problem = "eu-stack, gdb and py-spy not found in PATH";
+  rank.file.reset();
 }
 
 bool StackDump::advance() {
+  const auto until = std::chrono::steady_clock::now() + kLook;
+  while (looking()) {
+    look_at(ranks_[looked_at_++]);
+    if (std::chrono::steady_clock::now() >= until) break;
+  }
   for (Rank& rank : ranks_) {
     std::error_code reaped_by_others;
     if (rank.debugger && !rank.debugger->running(reaped_by_others)) conclude(rank, /*in_time=*/true);
@@ -305,11 +314,15 @@ bool StackDump::advance() {
   // Every worker before any worker's children: time may run out.
   for (const bool of_worker : {true, false})
     for (Rank& rank : ranks_) start_next(rank, of_worker);
-  return running_ == 0;
+  return running_ == 0 && !looking();
 }
+
+bool StackDump::looking() const { return looked_at_ < ranks_.size(); }
 
 std::vector<StackResult> StackDump::finish() {
   std::vector<StackResult> results;
+  for (std::size_t i = looked_at_; i < ranks_.size(); ++i) ranks_[i].result.problem = "no time left";
+  looked_at_ = ranks_.size();
   for (Rank& rank : ranks_) {
     if (rank.debugger) {
       rank.kill_debugger();

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -82,12 +83,13 @@ std::string describe(const StackResult& result);
 /// Otherwise SIGTERM.
 int signal_after(const std::vector<StackResult>& results);
 
-/// Writes what every rank of a hanging job is doing to FOLDER/stacks_RANK.txt (mode 0600): at once the
+/// Writes what every rank of a hanging job is doing to FOLDER/stacks_RANK.txt (mode 0600): first the
 /// kernel's view of all its processes, then their stacks, with debuggers working on a few ranks at a time.
 /// Also works on stopped processes, and leaves every process as it found it.
 ///
 /// Nothing here blocks. Call advance() whenever a child of ddprun has ended (debuggers are children, and
-/// anyone may reap them) until it returns true or you give up, and then finish().
+/// anyone may reap them), and again at once while looking(), until it returns true or you give up, and then
+/// finish().
 class StackDump {
  public:
   StackDump(const std::vector<StackTarget>& targets, const std::filesystem::path& folder, StackTools tools);
@@ -96,8 +98,11 @@ class StackDump {
   StackDump(const StackDump&) = delete;
   StackDump& operator=(const StackDump&) = delete;
 
-  /// Starts the debuggers whose turn it is. True if none is left to run.
+  /// Looks at a few ranks, and starts the debuggers whose turn it is. True if nothing is left to do.
   bool advance();
+
+  /// Whether there are ranks that it has not looked at.
+  bool looking() const;
 
   /// Kills the remaining debuggers. returns the results in the order of the targets
   std::vector<StackResult> finish();
@@ -106,12 +111,16 @@ class StackDump {
   struct Step;
   struct Rank;
 
-  void look_at(Rank& rank, const std::filesystem::path& folder);
+  void look_at(Rank& rank);
   void start_next(Rank& rank, bool of_worker);
   void conclude(Rank& rank, bool in_time);
 
+  std::filesystem::path folder_;
   StackTools tools_;
+  std::optional<std::string> forbidden_;
+  std::map<pid_t, std::vector<pid_t>> groups_;
   std::vector<Rank> ranks_;
+  std::size_t looked_at_ = 0;  ///< ranks
   const unsigned max_running_;
   unsigned running_ = 0;
 };

@@ -1,9 +1,11 @@
 #include "launcher/job/attempt.h"
 
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <system_error>
 #include <utility>
@@ -14,11 +16,14 @@
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/host/outer_job.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
+#include "launcher/job/first_failure.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/file_timers.h"
+#include "launcher/workers/job_processes.h"
 #include "launcher/workers/round_channels.h"
 #include "launcher/workers/worker_pipes.h"
 
@@ -59,7 +64,8 @@ struct Parts {
             [&](const Straggler& straggler) { note_straggler(job, attempt, straggler); }),
         standbys(job.io, job.guard),
         logs(job.io, job.outputs.console(), job.outputs.log_folder()),
-        group(job.events, job.signals, job.guard, job.log, attempt.round.number, recovers(job)),
+        group(job.events, job.signals, job.guard, job.log, attempt.round.number, recovers(job),
+              job.options.signal_group),
         port(std::move(held)) {}
 
   int store_fd() const { return port ? port->socket.get() : -1; }
@@ -84,8 +90,25 @@ void open_for_each(const Round& round, Open open) {
       open(static_cast<std::size_t>(i));
     } catch (const std::system_error& error) {
       throw LaunchError(LaunchError::kOwnFailure,
-                        "cannot start rank " + std::to_string(round.first_rank + i) + ": " + error.what());
+                        "cannot start rank " + std::to_string(round.first_rank + i) + ": " + error.what() +
+                            (error.code().value() == EMFILE ? " (ulimit -n)" : ""));
     }
+}
+
+/// So that nothing runs if not all can. throws LaunchError
+///
+/// opened  of each worker's descriptors, those that are closed once it runs
+void check_descriptors(const std::vector<WorkerOutputPlan>& plans, std::size_t opened) {
+  constexpr std::size_t kSpare = 8;
+  rlimit limit{};
+  std::size_t needed = numbers_in("/proc/self/fd").size() + kSpare;
+  for (const WorkerOutputPlan& plan : plans) needed += 1 + descriptors_for(plan);  // 1: its pidfd
+  needed -= std::min(needed, opened * plans.size());
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || needed <= limit.rlim_cur) return;
+  throw LaunchError(LaunchError::kOwnFailure, "cannot start " + std::to_string(plans.size()) +
+                                                  " workers: that takes " + std::to_string(needed) +
+                                                  " descriptors, and only " + std::to_string(limit.rlim_cur) +
+                                                  " are allowed (ulimit -n)");
 }
 
 /// wanted  the workers to open them for, -1 for the others; empty: all
@@ -118,7 +141,10 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
   StackDump dump(targets, folder, find_stack_tools(path));
   const auto deadline = Clock::now() + kStackDumpTimeout;
-  while (!dump.advance() && co_await group.wait_for_event(deadline)) {
+  while (!dump.advance()) {
+    const bool looking = dump.looking();
+    const bool goes_on = co_await group.wait_for_event(looking ? Clock::now() : deadline);
+    if (!group.user_signals().empty() || (!goes_on && !looking) || Clock::now() >= deadline) break;
   }
   const auto results = dump.finish();
   for (const StackResult& result : results) {
@@ -135,8 +161,10 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
                 ": ending the job (a second signal kills it at once)");
     co_return received->signal;
   }
-  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome))
+  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) {
     log_warning(printable(ended->reason) + ": ending this node's workers");
+    if (ended->dump_stacks) co_return co_await dump_stacks(job, group, attempt);
+  }
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {
     log_error("the job did not end within " + in_seconds(*job.options.timeout) + " (--timeout): ending it");
     job.log.add({EventRecord::Kind::kTimeout, Clock::now(), attempt.round.number});
@@ -182,8 +210,10 @@ asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
 /// may one outside the job, such as a terminal multiplexer's server that was given a worker's stdout.
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
-  while (!co_await logs.wait_for_ends(Clock::now() + kLook))
-    if (!all_gone || !logs.unread() || co_await wants_to_hurry(job, group)) break;
+  while (!co_await logs.wait_for_ends(Clock::now() + kLook)) {
+    if (!all_gone || !logs.unread()) break;
+    if (co_await wants_to_hurry(job, group)) break;
+  }
   logs.finish();
   while (!co_await logs.drain_files(Clock::now() + kLook))
     if (co_await wants_to_hurry(job, group)) break;
@@ -282,6 +312,32 @@ void keep_standbys(Job& job, Parts& parts, const Round& round) {
                       [&parts] { return parts.rounds.abilities(0).value_or(Abilities{}).stands_by; });
 }
 
+/// Ends what is left of the workers, in the same way whatever ended the attempt.
+asio::awaitable<void> end_workers(Job& job, Attempt& attempt, Parts& parts, const Peers& peers) {
+  parts.standbys.end();
+  int signal = SIGTERM;
+  try {
+    co_await find_first_failure(parts.group, attempt);
+    if (peers.report_end) peers.report_end(attempt);
+    signal = co_await prepare_to_stop(job, parts.group, attempt);
+  } catch (const std::exception& error) {  // the workers get their signal all the same
+    log_error(error.what());
+  }
+  attempt.left = co_await parts.group.stop(signal, job.options.shutdown_timeout);
+  take_late_exit(parts.group, attempt);
+}
+
+/// Keeps what the workers have last reported.
+void keep_progress(Attempt& attempt, Parts& parts) {
+  parts.statuses.read_now();
+  for (std::size_t i = 0; i < parts.group.workers().size(); ++i) {
+    const Progress& progress = parts.statuses.progress(i);
+    if (i > 0 && total(progress.latest().seconds) <= total(attempt.said.seconds)) continue;
+    attempt.said = progress.latest();
+    attempt.first_step = progress.first_step();
+  }
+}
+
 }  // namespace
 
 std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
@@ -293,6 +349,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int sto
   context.role = job.options.role;
   context.ending_signals = job.options.ending_signals;
   context.job_id = job.job_id;
+  context.launcher = launcher_mark(::getpid(), process_env("SLURM_JOB_ID"));
   context.error_files = job.outputs.error_files(round.number, round.workers);
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
@@ -327,42 +384,37 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     timers.emplace(job.io, job.timer_file,
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
-  // All outputs before the first start, so that nothing runs if descriptors or files are missing.
-  std::vector<WorkerOutputs> worker_outputs;
-  open_for_each(round, [&](std::size_t i) { worker_outputs.push_back(logs.open(i, output_plans[i])); });
-  const auto start_failed = group.start(job.program.path, attempt.specs, std::move(worker_outputs));
-  if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
-  ends = {};                                   // the workers have inherited them
-  if (job.options.show_ranks)
-    for (std::size_t i = 0; i < group.workers().size(); ++i)
-      log_info(rank_line(attempt.specs[i], host_name(), group.workers()[i].process.pid));
-  if (start_failed) {
-    attempt.outcome = *start_failed;
-  } else {
+  check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0));
+  try {
+    const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t i) {
+      if (i > 0) ends.close(i - 1);  // its worker has inherited them
+      return logs.open(i, output_plans[i]);
+    });
+    if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
+    ends = {};
+    if (job.options.show_ranks)
+      for (std::size_t i = 0; i < group.workers().size(); ++i)
+        log_info(rank_line(attempt.specs[i], host_name(), group.workers()[i].process.pid));
     FindHung find_hung;
     if (job.options.hang_timeout)
       find_hung = [&](Clock::time_point now) {
-        return judge_hang(signs_of_life(group, logs, parts.beats),
-                          std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
+        const auto signs = signs_of_life(group, logs, parts.beats);
+        const auto since = std::max(attempt.round_start, group.resumed());
+        const KnownSigns own{latest_sign(signs, since), now};
+        return judge_hang(signs, since, *job.options.hang_timeout, now,
+                          peers.share_signs ? peers.share_signs(own) : own);
       };
-    if (recovers(job)) keep_standbys(job, parts, round);
-    try {
+    if (start_failed) {
+      attempt.outcome = *start_failed;
+    } else {
+      if (recovers(job)) keep_standbys(job, parts, round);
       co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
-    } catch (const std::exception& error) {  // as a round in place began: the workers still live
-      attempt.outcome = StartFailed{exit_code_of(error), error.what()};
     }
+  } catch (const std::exception& error) {  // the workers still live
+    attempt.outcome = StartFailed{exit_code_of(error), error.what()};
   }
-  parts.standbys.end();
-  if (peers.report_end) peers.report_end(attempt);
-  const int signal = co_await prepare_to_stop(job, group, attempt);
-  attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
-  parts.statuses.read_now();
-  for (std::size_t i = 0; i < group.workers().size(); ++i) {
-    const Progress& progress = parts.statuses.progress(i);
-    if (i > 0 && total(progress.latest().seconds) <= total(attempt.said.seconds)) continue;
-    attempt.said = progress.latest();
-    attempt.first_step = progress.first_step();
-  }
+  co_await end_workers(job, attempt, parts, peers);
+  keep_progress(attempt, parts);
   co_await drain(job, group, logs, attempt.left.empty());
   attempt.end = Clock::now();
   attempt.ending_signals = group.ending_signals();

@@ -29,6 +29,7 @@ struct Attempt {
   Round round;
   JobEvents::Clock::time_point start, round_start, end;
   AttemptEnd outcome;
+  bool cause_lives = false;  ///< the worker that failed first had not exited when the outcome was decided
   std::vector<WorkerSpec> specs;  ///< of all workers
   std::vector<Worker> workers;    ///< those that were started
   std::vector<LostWorker> lost;
@@ -47,6 +48,12 @@ struct Attempt {
 /// The workers' ends of their descriptors, by index; empty: none.
 struct WorkerEnds {
   std::vector<UniqueFd> heartbeats, statuses, rounds;
+
+  /// Once the worker has inherited them.
+  void close(std::size_t index) {
+    for (auto* ends : {&heartbeats, &statuses, &rounds})
+      if (index < ends->size()) (*ends)[index].reset();
+  }
 };
 
 /// Plans the workers of an attempt.
@@ -62,6 +69,8 @@ struct Peers {
   std::function<void(const Attempt& attempt)> report_end;
   /// Called after each event: whether the nodes begin a round in which lost workers are replaced.
   Interrupted begins_round;
+  /// Tells the other nodes about the signs of life of this node's workers. returns what is known of the job's
+  std::function<KnownSigns(const KnownSigns& own)> share_signs;
   /// This node's workers cannot continue in that round. returns why, after telling the other nodes
   std::function<std::string(const Attempt& attempt)> decline;
 };

@@ -1,9 +1,5 @@
 #include "launcher/job/attempt_result.h"
 
-#include <sys/stat.h>
-
-#include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -15,36 +11,6 @@
 
 namespace ddprun::launcher {
 namespace {
-
-using Wall = JobClock::Wall;
-
-/// When the worker wrote its error file; nullopt if it wrote none.
-std::optional<Wall::time_point> error_time(const std::string& path) {
-  struct stat info {};
-  if (path.empty() || ::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
-    return {};
-  return Wall::time_point(std::chrono::duration_cast<Wall::duration>(
-      std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec)));
-}
-
-/// The worker that failed first. The first to exit may have failed because of another one, which takes longer
-/// to exit but whose error file is older.
-///
-/// first, ended   the first to exit, and when
-/// workers        if they have ended: a successful one is not the cause
-std::size_t root_cause(const std::vector<WorkerSpec>& specs, std::size_t first, Wall::time_point ended,
-                       const std::vector<WorkerRecord>& workers = {}) {
-  std::size_t root = first;
-  Wall::time_point earliest = error_time(specs[first].error_file).value_or(ended);
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    const auto time = error_time(specs[i].error_file);
-    const bool failed = i >= workers.size() || (workers[i].status && !workers[i].status->success());
-    if (!time || *time >= earliest || !failed) continue;
-    root = i;
-    earliest = *time;
-  }
-  return root;
-}
 
 WorkerRecord record_of(const Job& job, const WorkerSpec& spec, const Worker& worker,
                        const std::vector<std::filesystem::path>& logs) {
@@ -67,19 +33,20 @@ WorkerRecord record_of(const Job& job, const WorkerSpec& spec, const Worker& wor
 void add_details(const Attempt& attempt, std::size_t index, OomWatch& oom, WorkerRecord& root) {
   const bool killed = root.status == ExitStatus::killed(SIGKILL) && !root.asked_to_end;
   root.out_of_memory = describe(oom.look(root.pid), killed);
-  if (root.status->core_dumped) root.core = core_place(root.pid);
+  if (root.status && root.status->core_dumped) root.core = core_place(root.pid);
   root.last_lines = attempt.last_lines[index];
 }
 
-/// root  the index of the worker that failed first
-FailureReport make_report(const Job& job, const Attempt& attempt, const std::vector<WorkerRecord>& workers,
-                          std::size_t root) {
+FailureReport make_report(const Job& job, const Attempt& attempt, const std::vector<WorkerRecord>& workers) {
+  const auto& failed = std::get<WorkerFailed>(attempt.outcome);
   FailureReport report;
   report.program = job.options.program[0];
   report.host = host_name();
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
-  report.root_cause = workers[root];
+  report.root_cause = workers[failed.index];
+  if (report.root_cause.status != failed.status) report.counts_as = failed.status;
+  if (!report.root_cause.status) report.root_cause.status = failed.status;  // SIGKILL did not end it
   report.stragglers = attempt.stragglers;
   for (const WorkerRecord& worker : workers) {
     if (worker.rank == report.root_cause.rank || !worker.status) continue;
@@ -96,13 +63,12 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
 
 std::string describe_end(const Attempt& attempt) {
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
-    const WorkerSpec& spec = attempt.specs[root_cause(attempt.specs, failed->index, Wall::now())];
+    const WorkerSpec& spec = attempt.specs[failed->index];
     const auto error = read_error_file(spec.error_file).error;
     const std::string message =
         error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
-    const bool first = spec.rank == attempt.specs[failed->index].rank;  // else it is not reaped yet
-    return "rank " + std::to_string(spec.rank) + " failed" + (first ? ": " + describe(failed->status) : "") +
-           message;
+    return "rank " + std::to_string(spec.rank) + " failed" +
+           (attempt.cause_lives ? "" : ": " + describe(failed->status)) + message;
   }
   if (const auto* start = std::get_if<StartFailed>(&attempt.outcome)) return start->message;
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome))
@@ -123,13 +89,10 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     workers.push_back(record_of(job, attempt.specs[i], attempt.workers[i], attempt.logs[i]));
   std::optional<int> root_cause_rank;
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
-    const auto root = root_cause(attempt.specs, failed->index, workers[failed->index].time, workers);
-    add_details(attempt, root, oom, workers[root]);
-    const FailureReport report = make_report(job, attempt, workers, root);
+    add_details(attempt, failed->index, oom, workers[failed->index]);
+    const FailureReport report = make_report(job, attempt, workers);
     root_cause_rank = report.root_cause.rank;
-    const std::string text = describe(report);
-    job.outputs.console().make_way();
-    std::fwrite(text.data(), 1, text.size(), stderr);
+    job.outputs.console().err()->write_own(describe(report));
     pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
   for (const LostWorker& lost : attempt.lost)

@@ -211,7 +211,7 @@ asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {
   const auto deadline = JobEvents::Clock::now() + kStackDumpTimeout;
   asio::steady_timer timer(co_await asio::this_coro::executor);
   while (!dump.advance() && JobEvents::Clock::now() < deadline) {
-    timer.expires_after(kStackLook);
+    timer.expires_after(dump.looking() ? std::chrono::milliseconds(0) : kStackLook);
     boost::system::error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }

@@ -17,6 +17,7 @@
 #include "launcher/plan/redact.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/membership.h"
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -70,7 +71,7 @@ class NodeSupervisor {
       while (!result) result = co_await step();
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      fail_job(exit_code_of(error), error.what());
+      fail_job(StartFailed{exit_code_of(error), error.what()}, error.what());
     }
     co_await say_goodbye();
     if (failure) std::rethrow_exception(failure);
@@ -180,12 +181,13 @@ class NodeSupervisor {
     if (std::holds_alternative<DeadlinePassed>(event)) {
       const std::string text = "the job timed out (--timeout)";
       log_error(text);
-      fail_job(LaunchError::kTimeout, text);
+      fail_job(TimedOut{}, text);
       record_.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
     const auto* received = std::get_if<SignalReceived>(&event);
-    if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
+    if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
+    if (std::holds_alternative<ChildEnded>(event)) reap_children();
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
     log_warning("received " + signal_name(received->signal) + ": leaving the job");
     leave(received->signal);
@@ -323,7 +325,9 @@ class NodeSupervisor {
     if (!record_.attempts.empty()) count_restart();
     const Peers peers{
         [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },
-        [this] { return begins_round(); }, [this](const Attempt& attempt) { return decline(attempt); }};
+        [this] { return begins_round(); },
+        [this](const KnownSigns& own) { return link().share_signs(own, *job_.options.hang_timeout); },
+        [this](const Attempt& attempt) { return decline(attempt); }};
     const Replacing replacing{
         [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
         [this](const Attempt&) { return next_round(); }};
@@ -354,15 +358,18 @@ class NodeSupervisor {
   }
 
   /// Reports ddprun's own failure; no round follows on this node.
-  void fail_job(int exit_code, const std::string& text) {
-    send_failure(round_, StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
-    connections_.end_job(exit_code, last_reason_);
+  void fail_job(const AttemptEnd& end, const std::string& text) {
+    send_failure(round_, end, text + " on node " + name_of_node(nodes_));
+    connections_.end_job(end, last_reason_);
   }
 
+  /// The other nodes learn it, and may go on.
   void leave(int signal) {
-    connections_.end_job(
-        exit_code_of_signal(signal),
-        "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
+    const std::string reason =
+        "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
+    if (auto* server = connections_.server(); server != nullptr && server->hand_over(job_.job_id, reason))
+      return log_info("the other nodes go on without this one");
+    connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
   }
 

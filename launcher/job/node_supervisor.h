@@ -20,8 +20,8 @@ struct NodeConnections {
   CoordinatorServer* server() {
     return servers.empty() || servers.back().resigned() ? nullptr : &servers.back();
   }
-  void end_job(int exit_code, const std::string& reason) {
-    if (server() != nullptr) server()->end(exit_code, reason);
+  void end_job(const AttemptEnd& end, const std::string& reason) {
+    if (server() != nullptr) server()->end(to_exit_code(end), reason, is_stuck(end));
   }
 };
 

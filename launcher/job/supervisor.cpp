@@ -31,11 +31,16 @@
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/status/control_socket.h"
 #include "launcher/status/metrics_server.h"
+#include "launcher/workers/job_processes.h"
+#include "launcher/workers/leftovers.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
+
+// How long ddprun's own last lines wait for a reader.
+constexpr std::chrono::seconds kPatienceAtEnd{1};
 
 /// If ddprun starts without stdin, stdout or stderr, its own descriptors would get their numbers, and workers
 /// would write to them.
@@ -64,7 +69,8 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
       record.outcome = *received;
       co_return RunResult::by_signal(received->signal);
     }
-    if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
+    if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
+    if (std::holds_alternative<ChildEnded>(event)) reap_children();
   }
 }
 
@@ -229,26 +235,27 @@ std::vector<UniqueFd> state_memory(const Options& options, int workers) {
   return all;
 }
 
-RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
-                       const std::string& job_id, const JobClock& clock, JobRecord& record) {
+RunResult run_recorded(asio::io_context& io, Console& console, const Options& options,
+                       const std::vector<std::string>& environment, const std::string& job_id,
+                       const JobClock& clock, JobRecord& record) {
   const Topology topology = detect_topology(wanted_gpus(options));
   warn_about_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
   const Placement placement = place_workers(options, topology, workers);
   const Program program = find_program(options, process_env);
-  open_missing_standard_streams();
   reserve_low_descriptors();
   raise_descriptor_limit();
   // Handle signals before anything could be left behind, and start the guard before creating what it removes.
   const SignalFd signals(options.ending_signals, options.forwarded_signals);
-  const auto temp_path = temp_folder() / ("ddprun-" + job_id);
+  const auto temp_path = temp_folder() / temp_name(job_id);
   Guard guard(temp_path, job_id);
   const TempDir temp = TempDir::at(temp_path);
+  const UniqueFd in_use = mark_in_use(temp.path());
+  for (const std::string& dead : remove_leftovers(temp_folder())) remove_control_socket(job_name(dead));
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  asio::io_context io(1);
   JobEvents events(io, signals);
-  EventsJson log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
-  JobOutput outputs(io, options, record.run_id, job_id, temp.path());
+  EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
+  JobOutput outputs(console, options, record.run_id, job_id, temp.path());
   Job job{.options = options,
           .environment = environment,
           .program = program,
@@ -293,21 +300,29 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
 
 RunResult run_job(const Options& options, const std::vector<std::string>& environment) {
   const JobClock clock;
+  open_missing_standard_streams();
+  asio::io_context io(1);
+  Console console(io);
+  log_to([&](std::string line) { console.err()->write_own(std::move(line)); });
   for (const std::string& note : options.notes) log_info(note);
-  if (!options.result_json.empty() && !options.dry_run) check_result_json(options.result_json);
   const std::string job_id = boost::uuids::to_string(boost::uuids::random_generator()());
   JobRecord record = begin_record(options, clock, options.run_id.empty() ? job_id : options.run_id);
+  std::filesystem::path result_json;  // once it is known that it can be written
+  RunResult result;
   try {
-    const RunResult result = run_recorded(options, environment, job_id, clock, record);
-    if (!options.dry_run) finish_record(options.result_json, result, clock, record);
-    return result;
+    if (!options.result_json.empty() && !options.dry_run) check_result_json(options.result_json);
+    if (!options.dry_run) result_json = options.result_json;
+    result = run_recorded(io, console, options, environment, job_id, clock, record);
   } catch (const std::exception& error) {
     record.message = error.what();
-    record.outcome = StartFailed{exit_code_of(error), record.message};
-    if (!options.dry_run)
-      finish_record(options.result_json, {exit_code_of(error), std::nullopt}, clock, record);
-    throw;
+    result = {exit_code_of(error), std::nullopt};
+    record.outcome = StartFailed{result.exit_code, record.message};
+    log_error(record.message);
   }
+  finish_record(result_json, result, clock, record);
+  console.finish(kPatienceAtEnd);
+  log_to({});
+  return result;
 }
 
 }  // namespace ddprun::launcher

@@ -16,10 +16,9 @@ struct RunResult {
   static RunResult by_signal(int signal) { return {exit_code_of_signal(signal), signal}; }
 };
 
-/// Runs one job, leaving no processes or files behind.
+/// Runs one job, leaving no processes or files behind. Logs why it failed.
 ///
 /// environment   ddprun's own, "NAME=value"
-/// throws        UsageError, LaunchError, IoError, std::system_error
 RunResult run_job(const Options& options, const std::vector<std::string>& environment);
 
 }  // namespace ddprun::launcher

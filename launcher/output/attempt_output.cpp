@@ -8,10 +8,13 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
+
+constexpr std::size_t kFull = std::size_t{1} << 20;  // bytes of files that are not written yet
 
 bool any_unread(const std::vector<std::shared_ptr<OutputStream>>& streams) {
   return std::ranges::any_of(streams, [](const auto& stream) { return stream->unread(); });
@@ -28,7 +31,7 @@ struct AttemptOutput::Worker {
 };
 
 AttemptOutput::AttemptOutput(asio::io_context& io, Console& console, const LogFolder* folder)
-    : io_(io), console_(console), folder_(folder), ended_(io) {}
+    : io_(io), console_(console), folder_(folder), writer_(io, kFull), ended_(io) {}
 
 AttemptOutput::~AttemptOutput() = default;
 
@@ -44,13 +47,16 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   if (plan.inherit) return {};
   OutputTargets targets{plan};
   if (plan.console) targets.console = is_err ? console_.err() : console_.out();
-  if (!plan.file.empty()) targets.file = open_file(plan.file, plan);
+  if (!plan.file.empty()) {
+    targets.file = open_file(plan.file, plan);
+    if (!targets.file) targets.console = is_err ? console_.err() : console_.out();
+  }
   if (!plan.filtered_file.empty()) {
     auto& file = filtered_files_[plan.filtered_file];
     if (!file) file = open_file(plan.filtered_file, plan);
     targets.filtered = file;
   }
-  if (targets.file || targets.filtered) targets.writer = writer_.get();
+  if (targets.file || targets.filtered) targets.writer = &writer_;
   // Keeps the end of stderr for the failure report, wherever it goes.
   if (!targets.console && !targets.file && !targets.filtered && !plan.need_activity && !is_err)
     return open_dev_null(O_WRONLY);
@@ -68,8 +74,13 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
 
 std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& path, const StreamPlan& plan) {
   ensure(folder_ != nullptr, "a log file has a log folder");
-  if (!writer_) writer_ = std::make_unique<LogWriter>(io_);
-  return writer_->open(*folder_, path, plan.max_file_size);
+  try {
+    return std::make_shared<LogFile>(*folder_, path, plan.max_file_size, writer_.warn());
+  } catch (const IoError& error) {
+    if (!std::exchange(lacks_files_, true))
+      log_warning(std::string(error.what()) + ": what would go there goes to the console, the job goes on");
+    return nullptr;
+  }
 }
 
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {
@@ -97,8 +108,7 @@ void AttemptOutput::finish() {
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
-  if (!writer_) co_return true;  // not "||" before co_await: GCC 12 awaits anyway
-  co_return co_await writer_->drain(deadline);
+  co_return co_await writer_.drain(writer_.passed(), deadline);
 }
 
 std::vector<std::string> AttemptOutput::last_error_lines(std::size_t index) const {

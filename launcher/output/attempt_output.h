@@ -77,7 +77,8 @@ class AttemptOutput {
   boost::asio::io_context& io_;
   Console& console_;
   const LogFolder* folder_;
-  std::unique_ptr<LogWriter> writer_;  // null: no files
+  WriterThread writer_;       // of the files
+  bool lacks_files_ = false;  // one could not be made, which was said
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
   // Of all workers, also of lost ones, whose last output may still be arriving.
   std::vector<std::shared_ptr<OutputStream>> streams_;

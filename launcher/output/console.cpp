@@ -1,20 +1,17 @@
 #include "launcher/output/console.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
-#include <climits>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
@@ -26,11 +23,8 @@ constexpr std::string_view kClearLine = "\r\x1b[K";
 // A text wider than the terminal must not wrap: then the line above could not be cleared.
 constexpr std::string_view kWrapOff = "\x1b[?7l";
 constexpr std::string_view kWrapOn = "\x1b[?7h";
-
-/// What epoll cannot wait for: files, and devices such as /dev/null.
-bool never_waits(const struct stat& info, bool is_terminal) {
-  return S_ISREG(info.st_mode) || S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && !is_terminal);
-}
+// With more in the queue the terminal is not keeping up, and nobody needs to see a progress bar's states.
+constexpr std::size_t kTransientRoom = 4096;
 
 /// True if both descriptors lead to the same file, pipe or terminal.
 bool same_output(int fd, int other) {
@@ -41,64 +35,97 @@ bool same_output(int fd, int other) {
 
 }  // namespace
 
+/// What the thread writes to. A failure costs one warning; a full disk may get room again, a reader that is
+/// gone does not come back.
+class ConsoleSink::Descriptor : public WriteTarget {
+ public:
+  Descriptor(int fd, std::string name, WriterThread::Warn warn)
+      : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 3)), name_(std::move(name)), warn_(std::move(warn)) {}
+
+  bool gone() const { return gone_; }
+
+  void write(std::string_view bytes) override {
+    if (gone_ || write_all(fd_.get(), bytes)) return;
+    const int error = errno;
+    const bool disk = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    gone_ = !disk;
+    if (std::exchange(warned_, true)) return;
+    warn_("cannot write to " + name_ + " (" + std::strerror(error) +
+          (disk ? "): worker output is missing there" : "): further worker output to it is dropped") +
+          "; the job continues");
+  }
+
+ private:
+  UniqueFd fd_;
+  std::string name_;
+  WriterThread::Warn warn_;
+  std::atomic<bool> gone_ = false;
+  bool warned_ = false;
+};
+
 ConsoleSink::ConsoleSink(asio::io_context& io, int fd, std::string name)
-    : io_(io), fd_(fd), waiter_(io), is_terminal_(::isatty(fd) == 1), name_(std::move(name)) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0 || never_waits(info, is_terminal_)) return;
-  const std::string path = "/proc/self/fd/" + std::to_string(fd);
-  const int reopened = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  if (reopened < 0) {
-    watch_shared();
-    return;
-  }
-  fd_ = reopened;
-  waiter_.assign(reopened);
-  kind_ = Kind::kReopened;
-}
-
-// Asio sets O_NONBLOCK on the descriptors it waits for. So it waits for an epoll of ours, which waits for the
-// descriptor.
-void ConsoleSink::watch_shared() {
-  const int watch = ::epoll_create1(EPOLL_CLOEXEC);
-  if (watch < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-  waiter_.assign(watch);
-  epoll_event event{};
-  event.events = EPOLLOUT;
-  if (::epoll_ctl(watch, EPOLL_CTL_ADD, fd_, &event) == 0) kind_ = Kind::kShared;
-}
-
-/// returns how many bytes were written: 0 if it would block, -1 with errno on failure
-ssize_t ConsoleSink::write_some(std::string_view bytes) {
-  if (kind_ == Kind::kShared) {
-    pollfd ready{fd_, POLLOUT, 0};
-    if (::poll(&ready, 1, 0) <= 0) return 0;
-    bytes = bytes.substr(0, PIPE_BUF);  // a writable pipe accepts this much at once
-  }
-  ssize_t n;
-  do n = ::write(fd_, bytes.data(), bytes.size());
-  while (n < 0 && errno == EINTR);
-  return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : n;
-}
+    : io_(io),
+      fd_(fd),
+      is_terminal_(::isatty(fd) == 1),
+      moves_cursor_(takes_escapes(fd)),
+      thread_(io, kFull),
+      target_(std::make_shared<Descriptor>(fd, std::move(name), thread_.warn())) {}
 
 void ConsoleSink::write(Writer writer, std::string_view prefix, std::string_view line) {
-  if (gone_ || line.empty()) return;
+  if (target_->gone() || line.empty()) return;
   hide_transient();
   if (transient_owner_ == writer) transient_.clear();
   const bool continues = line_open_ && line_owner_ == writer;
-  if (line_open_ && !continues) buffer_ += '\n';
-  if (!continues) buffer_ += prefix;
+  if (!continues) {
+    end_open_line();
+    buffer_ += prefix;
+  }
   buffer_ += line;
+  workers_wrote_ = true;
   line_open_ = line.back() != '\n';
   line_owner_ = writer;
   flush_soon();
+}
+
+void ConsoleSink::end_open_line() {
+  if (std::exchange(line_open_, false)) buffer_ += '\n';
 }
 
 void ConsoleSink::end_line(Writer writer) {
   if (line_open_ && line_owner_ == writer) write(writer, "", "\n");
 }
 
+void ConsoleSink::write_own(std::string text) {
+  if (target_->gone()) return;
+  own_size_ += text.size();
+  own_.push_back(std::move(text));
+  while (own_size_ > kMostOwn && own_.size() > 1) {
+    own_size_ -= own_.front().size();
+    own_.pop_front();
+    ++own_dropped_;
+  }
+  flush();
+}
+
+/// Takes ddprun's waiting messages into the buffer, if there is room for them or this is the end.
+void ConsoleSink::add_own(bool at_end) {
+  if (own_.empty()) return;
+  if (!at_end && !has_room()) {
+    thread_.forget(this);
+    return thread_.when_room(this, [this] { flush(); });
+  }
+  hide_transient();
+  end_open_line();
+  if (own_dropped_ > 0)
+    buffer_ += "ddprun: warning: " + std::to_string(std::exchange(own_dropped_, 0)) +
+               " messages are missing here, because nobody read the ones before\n";
+  for (const std::string& text : own_) buffer_ += text;
+  own_.clear();
+  own_size_ = 0;
+}
+
 void ConsoleSink::show_transient(Writer writer, std::string text) {
-  if (gone_ || !has_room()) return;
+  if (target_->gone() || !moves_cursor_ || !has_room()) return;
   if (text == transient_ && writer == transient_owner_) return;
   hide_transient();
   transient_ = std::move(text);
@@ -107,7 +134,7 @@ void ConsoleSink::show_transient(Writer writer, std::string text) {
 }
 
 void ConsoleSink::forget(Writer writer) {
-  std::erase_if(waiters_, [&](const Waiter& waiter) { return waiter.writer == writer; });
+  thread_.forget(writer);
   if (line_owner_ == writer) line_owner_ = nullptr;
   if (transient_owner_ != writer) return;
   transient_owner_ = nullptr;
@@ -118,17 +145,10 @@ void ConsoleSink::forget(Writer writer) {
 }
 
 void ConsoleSink::when_room(Writer writer, std::function<void()> callback) {
-  waiters_.push_back({writer, std::move(callback)});
+  thread_.when_room(writer, std::move(callback));
 }
 
-void ConsoleSink::make_way() {
-  hide_transient();
-  if (std::exchange(line_open_, false)) buffer_ += '\n';
-  if (!blocked_) write_buffer();
-  if (!transient_.empty()) flush_soon();
-}
-
-/// One write for everything that happens in this turn of the loop.
+/// One piece for everything that happens in this turn of the loop.
 void ConsoleSink::flush_soon() {
   if (std::exchange(flush_due_, true)) return;
   asio::post(io_, [weak = weak_from_this()] {
@@ -136,87 +156,52 @@ void ConsoleSink::flush_soon() {
   });
 }
 
-void ConsoleSink::flush() {
+void ConsoleSink::flush(bool at_end) {
   flush_due_ = false;
+  add_own(at_end);
   draw_transient();
-  if (!blocked_) write_buffer();
-  if (waiting_bytes() < kFull / 2)
-    for (const Waiter& waiter : std::exchange(waiters_, {})) waiter.callback();
-  if (flushed() && on_flushed_) on_flushed_();
+  if (buffer_.empty()) return;
+  thread_.write(target_, std::exchange(buffer_, {}));
+  if (std::exchange(workers_wrote_, false)) workers_bytes_ = thread_.passed();
 }
 
-void ConsoleSink::write_buffer() {
-  while (!gone_ && waiting_bytes() > 0) {
-    const ssize_t n = write_some(std::string_view(buffer_).substr(written_));
-    if (n < 0) return handle_error(errno);
-    if (n == 0) break;
-    written_ += static_cast<std::size_t>(n);
-  }
-  // Dropping written bytes pays off once they outnumber the rest, which has to move.
-  if (written_ >= waiting_bytes()) {
-    buffer_.erase(0, written_);
-    written_ = 0;
-  }
-  if (waiting_bytes() > 0) wait_until_writable();
+asio::awaitable<bool> ConsoleSink::drain(std::optional<Clock::time_point> deadline) {
+  flush();
+  co_return co_await thread_.drain(workers_bytes_, deadline);
 }
 
-void ConsoleSink::wait_until_writable() {
-  blocked_ = true;
-  const auto type = kind_ == Kind::kShared ? waiter_.wait_read : waiter_.wait_write;
-  waiter_.async_wait(type, [weak = weak_from_this()](const boost::system::error_code& error) {
-    const auto self = weak.lock();
-    if (!self || error) return;
-    self->blocked_ = false;
-    self->flush();
-  });
-}
-
-void ConsoleSink::handle_error(int error) {
-  buffer_.clear();
-  written_ = 0;
-  const bool disk = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  gone_ = !disk;
-  if (std::exchange(warned_, true)) return;
-  log_warning("cannot write to " + name_ + " (" + std::strerror(error) +
-              (disk ? "): worker output is missing there" : "): further worker output to it is dropped") +
-              "; the job continues");
+void ConsoleSink::finish(std::chrono::milliseconds patience) {
+  flush(/*at_end=*/true);
+  thread_.finish(patience);
 }
 
 void ConsoleSink::hide_transient() {
-  if (std::exchange(transient_shown_, false)) buffer_ += kClearLine;
+  if (!std::exchange(transient_shown_, false)) return;
+  buffer_ += kClearLine;
+  workers_wrote_ = true;
 }
 
 void ConsoleSink::draw_transient() {
-  if (transient_shown_ || transient_.empty() || blocked_ || gone_) return;
+  if (transient_shown_ || transient_.empty() || thread_.waiting() > kTransientRoom || target_->gone()) return;
   for (const std::string_view part : {kClearLine, kWrapOff, std::string_view(transient_), kWrapOn})
     buffer_ += part;
-  transient_shown_ = true;
+  transient_shown_ = workers_wrote_ = true;
 }
 
-Console::Console(asio::io_context& io, int out_fd, int err_fd) : wake_up_(io) {
-  out_ = std::make_shared<ConsoleSink>(io, out_fd, "stdout");
-  err_ = same_output(out_fd, err_fd) ? out_ : std::make_shared<ConsoleSink>(io, err_fd, "stderr");
-  for (const auto& sink : {out_, err_}) sink->on_flushed([this] { wake_up_.cancel(); });
-}
-
-Console::~Console() {
-  for (const auto& sink : {out_, err_}) sink->on_flushed({});
-}
-
-void Console::make_way() {
-  for (const auto& sink : {out_, err_}) sink->make_way();
-}
+Console::Console(asio::io_context& io, int out_fd, int err_fd)
+    : out_(std::make_shared<ConsoleSink>(io, out_fd, "stdout")),
+      err_(same_output(out_fd, err_fd) ? out_ : std::make_shared<ConsoleSink>(io, err_fd, "stderr")) {}
 
 asio::awaitable<bool> Console::drain(std::optional<Clock::time_point> deadline) {
-  out_->flush();
-  err_->flush();
-  while (!out_->flushed() || !err_->flushed()) {
-    wake_up_.expires_at(deadline.value_or(Clock::time_point::max()));
-    boost::system::error_code cancelled;
-    co_await wake_up_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
-    if (!cancelled) co_return out_->flushed() && err_->flushed();
-  }
-  co_return true;
+  const bool out = co_await out_->drain(deadline);
+  const bool err = co_await err_->drain(deadline);
+  co_return out&& err;
+}
+
+void Console::finish(std::chrono::milliseconds patience) {
+  const auto end = Clock::now() + patience;
+  out_->finish(patience);
+  err_->finish(std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()), {}));
 }
 
 }  // namespace ddprun::launcher

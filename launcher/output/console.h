@@ -1,34 +1,32 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "launcher/events/writer_thread.h"
 
 namespace ddprun::launcher {
 
 /// Merges the lines of many writers into one stream: whole, in order, through a bounded buffer, and without
-/// waiting for the reader. An address that it owns identifies a writer.
-///
-/// The descriptor is shared with other programs, so O_NONBLOCK must not be set on it. Pipes and terminals are
-/// reopened; where that fails (sockets, another user's terminal), little is written at a time, and only when
-/// there is room. Files never block.
+/// waiting for the reader: a thread writes. An address that it owns identifies a writer.
 class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
  public:
   using Writer = const void*;
+  using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kFull = std::size_t{256} << 10;
+  /// Of ddprun's own messages while there is no room; then the oldest are dropped.
+  static constexpr std::size_t kMostOwn = std::size_t{64} << 10;
 
-  /// fd    remains the caller's, and must outlive this
+  /// fd    remains the caller's
   /// name  for messages: "stdout"
   ConsoleSink(boost::asio::io_context& io, int fd, std::string name);
 
@@ -42,6 +40,9 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   /// Ends the line that the writer has left open.
   void end_line(Writer writer);
 
+  /// Writes a message of ddprun itself, with its '\n', on a line of its own. Without room it waits here.
+  void write_own(std::string text);
+
   /// On a terminal: shows the text below all lines until the writer writes, or another writer calls this.
   void show_transient(Writer writer, std::string text);
 
@@ -49,84 +50,63 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   void forget(Writer writer);
 
   /// False while too much output is queued.
-  bool has_room() const { return waiting_bytes() < kFull; }
+  bool has_room() const { return buffer_.size() + thread_.waiting() < kFull; }
   /// Calls back once when there is room again.
   void when_room(Writer writer, std::function<void()> callback);
 
-  /// Writes what can be written now.
-  void flush();
-  bool flushed() const { return waiting_bytes() == 0 && !flush_due_; }
-  /// Called whenever everything has been written.
-  void on_flushed(std::function<void()> callback) { on_flushed_ = std::move(callback); }
-
-  /// Clears the transient line and writes what can be written, before someone writes to the descriptor
-  /// directly.
-  void make_way();
+  /// Waits until all that workers wrote is written. False at the deadline.
+  boost::asio::awaitable<bool> drain(std::optional<Clock::time_point> deadline);
+  /// Blocks until everything is written, for at most this long.
+  void finish(std::chrono::milliseconds patience);
 
  private:
-  enum class Kind { kFile, kReopened, kShared };
-  struct Waiter {
-    Writer writer;
-    std::function<void()> callback;
-  };
+  class Descriptor;
 
-  void watch_shared();
-  ssize_t write_some(std::string_view bytes);
-  std::size_t waiting_bytes() const { return buffer_.size() - written_; }
   void flush_soon();
-  void write_buffer();
-  void wait_until_writable();
-  void handle_error(int error);
+  void flush(bool at_end = false);
+  void end_open_line();
+  void add_own(bool at_end);
   void hide_transient();
   void draw_transient();
 
   boost::asio::io_context& io_;
   int fd_;
-  boost::asio::posix::stream_descriptor waiter_;  // waits until fd_ is writable
-  Kind kind_ = Kind::kFile;
   bool is_terminal_;
-  std::string name_;
-  std::string buffer_;
-  std::size_t written_ = 0;  // of buffer_
-  bool flush_due_ = false;   // flush() has been posted
-  bool blocked_ = false;     // waiting until fd_ is writable
-  bool gone_ = false;        // the reader is gone
-  bool warned_ = false;
+  bool moves_cursor_;  // the terminal understands escape sequences
+  WriterThread thread_;
+  std::shared_ptr<Descriptor> target_;
+  std::string buffer_;               // of this turn of the loop
+  bool flush_due_ = false;           // flush() has been posted
+  bool workers_wrote_ = false;       // some of the buffer
+  std::uint64_t workers_bytes_ = 0;  // passed to the thread up to the end of the workers' last
+  std::deque<std::string> own_;      // ddprun's messages that found no room
+  std::size_t own_size_ = 0, own_dropped_ = 0;
   bool line_open_ = false;  // the last line is unfinished
   Writer line_owner_ = nullptr;
   std::string transient_;
   Writer transient_owner_ = nullptr;
   bool transient_shown_ = false;
-  std::vector<Waiter> waiters_;
-  std::function<void()> on_flushed_;
 };
 
 /// ddprun's stdout and stderr, shared by all workers. If both lead to the same place, they are one sink:
 /// lines keep their order, and there is one transient line.
-///
-/// ddprun's own messages bypass this: call make_way() before one.
 class Console {
  public:
   using Clock = std::chrono::steady_clock;
 
   explicit Console(boost::asio::io_context& io, int out_fd = 1, int err_fd = 2);
-  ~Console();
-  Console(const Console&) = delete;
-  Console& operator=(const Console&) = delete;
 
   const std::shared_ptr<ConsoleSink>& out() { return out_; }
   const std::shared_ptr<ConsoleSink>& err() { return err_; }
 
-  /// Call it before writing to stdout or stderr directly: writes queued output as far as possible, and clears
-  /// the transient line, which is redrawn below.
-  void make_way();
-
-  /// Waits until everything is written. False at the deadline.
+  /// Waits until all that workers wrote is written. False at the deadline.
   boost::asio::awaitable<bool> drain(std::optional<Clock::time_point> deadline = std::nullopt);
+
+  /// Blocks until everything is written, for at most this long: for the end of ddprun.
+  void finish(std::chrono::milliseconds patience);
 
  private:
   std::shared_ptr<ConsoleSink> out_, err_;
-  boost::asio::steady_timer wake_up_;
 };
 
 }  // namespace ddprun::launcher

@@ -20,7 +20,8 @@ StreamPlan plan_stream(const OutputOptions& options, const OutputPlace& place, b
   const bool redirected = is_err ? redirects.err : redirects.out, teed = is_err ? tees.err : tees.out;
   const bool is_terminal = is_err ? place.err_is_terminal : place.out_is_terminal;
   const auto& filters = is_err ? options.stderr_filters : options.stdout_filters;
-  const bool has_folder = !options.log_dir.empty();
+  const bool has_folder = !options.log_dir.empty() && !place.folder_missing;
+  const bool instead_of_file = place.folder_missing && (redirected || teed);
   const bool shown = !options.shown || options.shown->count(source.local_rank) > 0;
   const std::string& given = options.prefix_template;
   const std::string prefix = line_prefix(given.empty() ? kDefaultPrefixTemplate : given, source);
@@ -28,8 +29,8 @@ StreamPlan plan_stream(const OutputOptions& options, const OutputPlace& place, b
   plan.timestamps = options.timestamps;
   plan.max_file_size = options.log_max_size;
   plan.need_activity = place.need_activity;
-  plan.console = shown && (!redirected || teed);
-  if (options.prefix.value_or(teed || (is_terminal && workers > 1))) plan.prefix = prefix;
+  plan.console = instead_of_file || (shown && (!redirected || teed));
+  if (options.prefix.value_or(teed || instead_of_file || (is_terminal && workers > 1))) plan.prefix = prefix;
   if (has_folder && (redirected || teed))
     plan.file = place.attempt_folder / std::to_string(source.local_rank) / (std::string(name) + ".log");
   if (has_folder && !filters.empty()) {
@@ -56,6 +57,17 @@ std::vector<WorkerOutputPlan> plan_outputs(const OutputOptions& options, const O
   return plans;
 }
 
+std::size_t descriptors_for(const WorkerOutputPlan& plan) {
+  std::size_t count = 0;
+  for (const StreamPlan* stream : {&plan.out, &plan.err}) {
+    const bool dropped = !stream->console && stream->file.empty() && stream->filtered_file.empty() &&
+                         !stream->need_activity && stream != &plan.err;
+    if (!stream->inherit && !dropped) ++count;
+    if (!stream->file.empty()) count += stream->max_file_size == 0 ? 1 : 2;
+  }
+  return count;
+}
+
 std::string folder_name(const std::string& run_id) {
   constexpr std::size_t kMaxLength = 64;
   std::string name = run_id.substr(0, kMaxLength);
@@ -65,16 +77,12 @@ std::string folder_name(const std::string& run_id) {
   return name;
 }
 
-JobOutput::JobOutput(boost::asio::io_context& io, const Options& options, const std::string& run_id,
+JobOutput::JobOutput(Console& console, const Options& options, const std::string& run_id,
                      const std::string& job_id, const std::filesystem::path& temp_folder)
     : options_(options),
       job_name_(run_id == job_id ? job_id : folder_name(run_id) + "_" + job_id.substr(0, 8)),
       temp_folder_(temp_folder),
-      console_(io) {
-  before_logging([this] { console_.make_way(); });
-}
-
-JobOutput::~JobOutput() { before_logging(nullptr); }
+      console_(console) {}
 
 std::filesystem::path JobOutput::attempt_folder(int attempt) const {
   return job_folder(options_.output.log_dir) / attempt_name(attempt);
@@ -83,7 +91,8 @@ std::filesystem::path JobOutput::attempt_folder(int attempt) const {
 std::vector<std::filesystem::path> JobOutput::error_files(int attempt, int workers) const {
   std::vector<std::filesystem::path> files;
   for (int i = 0; i < workers; ++i)
-    files.push_back(options_.output.log_dir.empty()
+    files.push_back(options_.output.log_dir.empty() || folder_missing_ ||
+                            (log_folder_ && !log_folder_->is_safe())
                         ? temp_folder_ / (attempt_name(attempt) + "_" + std::to_string(i) + "_error.json")
                         : attempt_folder(attempt) / std::to_string(i) / "error.json");
   return files;
@@ -98,14 +107,39 @@ void JobOutput::make_folders(int attempt, int workers) {
   if (!log_folder_) {
     for_flag("--log-dir", [&] { log_folder_.emplace(job_folder(options_.output.log_dir)); });
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
+    if (!log_folder_->is_safe())
+      log_warning(
+          "--log-dir: " + log_folder_->path().string() +
+          ": others may be able to read and replace the files here, for the file system does not keep "
+          "owners and modes");
   }
-  const LogFolder folder(attempt_folder(attempt));
-  for (int i = 0; i < workers; ++i) folder.open_below(std::to_string(i));
+  try {
+    const std::filesystem::path folder = attempt_name(attempt);
+    for (int i = 0; i < workers; ++i) log_folder_->open_below(folder / std::to_string(i));
+    folder_missing_ = false;
+  } catch (const IoError& error) {
+    folder_missing_ = true;
+    log_warning(std::string(error.what()) +
+                ": what would go to files there goes to the console, the job goes on");
+  }
 }
 
 std::filesystem::path JobOutput::lasting_folder(int attempt) const {
-  const auto log_dir = options_.output.log_dir.empty() ? kDefaultLogDir : options_.output.log_dir;
-  return LogFolder(job_folder(log_dir) / attempt_name(attempt)).path();
+  try {
+    if (log_folder_) {
+      log_folder_->open_below(attempt_name(attempt));
+      return attempt_folder(attempt);
+    }
+    return LogFolder(job_folder(kDefaultLogDir) / attempt_name(attempt)).path();
+  } catch (const IoError& error) {
+    log_warning(std::string(error.what()) + ": no stacks there");
+  }
+  try {
+    return LogFolder(std::filesystem::path(temp_folder_.string() + "-stacks") / attempt_name(attempt)).path();
+  } catch (const IoError& error) {
+    log_warning(std::string(error.what()) + ": no stacks there");
+  }
+  return {};
 }
 
 std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<WorkerSpec>& specs) const {
@@ -116,6 +150,7 @@ std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<Wor
   place.role = options_.role;
   place.host = host_name();
   if (!options_.output.log_dir.empty()) place.attempt_folder = attempt_folder(attempt);
+  place.folder_missing = folder_missing_;
   return plan_outputs(options_.output, place, specs[0].rank, static_cast<int>(specs.size()));
 }
 

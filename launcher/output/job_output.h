@@ -1,6 +1,5 @@
 #pragma once
 
-#include <boost/asio/io_context.hpp>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -19,12 +18,16 @@ struct OutputPlace {
   std::string role;
   std::string host;                      ///< this host's name
   std::filesystem::path attempt_folder;  ///< of this attempt's files
+  bool folder_missing = false;           ///< it could not be made: what would go to files goes to the console
 };
 
 /// Plans the output of all workers of a node, by local rank. A single worker without output flags keeps
 /// ddprun's own streams; otherwise all output passes through ddprun, line by line, or goes to files.
 std::vector<WorkerOutputPlan> plan_outputs(const OutputOptions& options, const OutputPlace& place,
                                            int first_rank, int workers);
+
+/// How many descriptors ddprun keeps for a worker's output.
+std::size_t descriptors_for(const WorkerOutputPlan& plan);
 
 /// The run id as part of a folder's name: replaces all but letters, digits and "._-" with "_"; at most 64
 /// characters; never only dots.
@@ -38,19 +41,20 @@ class JobOutput {
  public:
   /// job_id       its first characters make the folder's name unique
   /// temp_folder  absolute
-  JobOutput(boost::asio::io_context& io, const Options& options, const std::string& run_id,
-            const std::string& job_id, const std::filesystem::path& temp_folder);
-  ~JobOutput();
+  JobOutput(Console& console, const Options& options, const std::string& run_id, const std::string& job_id,
+            const std::filesystem::path& temp_folder);
   JobOutput(const JobOutput&) = delete;
   JobOutput& operator=(const JobOutput&) = delete;
 
   /// Where each worker of an attempt reports its error.
   std::vector<std::filesystem::path> error_files(int attempt, int workers) const;
 
-  /// Makes the folders of an attempt's files. throws IoError
+  /// Makes the folders of an attempt's files. If that fails once the job's own folder is there, warns, and
+  /// the attempt has no files. throws IoError if the job's folder cannot be made
   void make_folders(int attempt, int workers);
 
-  /// The folder for the stacks of a hanging attempt: its own if it outlives the job, else a new one.
+  /// The folder for the stacks of a hanging attempt: its own if it outlives the job, else a new one, if need
+  /// be beside the temporary folder. Warns where it cannot be made; empty: nowhere.
   std::filesystem::path lasting_folder(int attempt) const;
 
   std::vector<WorkerOutputPlan> plan(int attempt, const std::vector<WorkerSpec>& specs) const;
@@ -67,8 +71,9 @@ class JobOutput {
   const Options& options_;
   std::string job_name_;
   std::filesystem::path temp_folder_;
-  Console console_;
+  Console& console_;
   std::optional<LogFolder> log_folder_;  ///< the job's, once made
+  bool folder_missing_ = false;          ///< the last attempt's
 };
 
 }  // namespace ddprun::launcher

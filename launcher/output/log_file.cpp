@@ -28,17 +28,33 @@ UniqueFd open_folder(int parent, const char* name, int flags, const fs::path& pa
   return fd;
 }
 
-void check_trust(int folder, const fs::path& path) {
-  struct stat info {};
-  if (::fstat(folder, &info) != 0) throw IoError(path, "cannot stat", errno);
-  const bool sticky = (info.st_mode & S_ISVTX) != 0;
-  const bool ours = info.st_uid == ::geteuid() || (info.st_uid == 0 && sticky);
-  if (!ours || ((info.st_mode & S_IWOTH) != 0 && !sticky)) throw IoError(path, kUntrusted);
-}
-
 UniqueFd create_file(int folder, const std::string& name) {
   return UniqueFd(::openat(folder, name.c_str(),
                            O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600));
+}
+
+struct stat status_of(int fd, const fs::path& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) throw IoError(path, "cannot stat", errno);
+  return info;
+}
+
+/// The status of a new file in the folder, which is removed again.
+struct stat status_of_new_file(int folder, const fs::path& path) {
+  const std::string name = ".ddprun-" + std::to_string(::getpid());
+  const UniqueFd file = create_file(folder, name);
+  if (!file) throw IoError(path, "cannot create a file here", errno);
+  ::unlinkat(folder, name.c_str(), 0);
+  return status_of(file.get(), path);
+}
+
+/// Whether the folder is safe. throws IoError if it is not, though owners and modes mean something here
+bool check_trust(int folder, const fs::path& path) {
+  const struct stat info = status_of(folder, path);
+  if (folder_trust(info, nullptr, ::geteuid()) == FolderTrust::kSafe) return true;
+  const struct stat file = status_of_new_file(folder, path);
+  if (folder_trust(info, &file, ::geteuid()) == FolderTrust::kUnsafe) throw IoError(path, kUntrusted);
+  return false;
 }
 
 bool leads_out(const fs::path& relative) {
@@ -46,6 +62,16 @@ bool leads_out(const fs::path& relative) {
 }
 
 }  // namespace
+
+FolderTrust folder_trust(const struct stat& folder, const struct stat* new_file, uid_t us) {
+  const bool sticky = (folder.st_mode & S_ISVTX) != 0, for_all = (folder.st_mode & S_IWOTH) != 0;
+  const bool ours = folder.st_uid == us || (folder.st_uid == 0 && sticky), closed = !for_all || sticky;
+  if (ours && closed) return FolderTrust::kSafe;
+  // Our file, made with mode 0600, shows what owners and modes are worth here.
+  const bool owner_is_ours = new_file != nullptr && new_file->st_uid == folder.st_uid;
+  const bool keeps_no_modes = new_file != nullptr && (new_file->st_mode & S_IWOTH) != 0;
+  return (ours || owner_is_ours) && (closed || keeps_no_modes) ? FolderTrust::kUnknown : FolderTrust::kUnsafe;
+}
 
 LogFolder::LogFolder(const fs::path& path) : path_(fs::absolute(path).lexically_normal()) {
   // The user's path may contain links.
@@ -56,7 +82,7 @@ LogFolder::LogFolder(const fs::path& path) : path_(fs::absolute(path).lexically_
     walked /= name;
     at = open_folder(at.get(), name.c_str(), 0, walked);
   }
-  check_trust(at.get(), path_);
+  is_safe_ = check_trust(at.get(), path_);
   fd_ = std::move(at);
 }
 
@@ -67,7 +93,7 @@ UniqueFd LogFolder::open_below(const fs::path& relative) const {
   for (const fs::path& name : relative) {
     walked /= name;
     at = open_folder(at.get(), name.c_str(), O_NOFOLLOW, walked);
-    check_trust(at.get(), walked);
+    if (is_safe_ && !check_trust(at.get(), walked)) throw IoError(walked, kUntrusted);
   }
   return at;
 }

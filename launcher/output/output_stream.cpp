@@ -49,6 +49,9 @@ void copy_window_size(int from, int to, int margin) {
   ::ioctl(to, TIOCSWINSZ, &size);
 }
 
+/// Whether nothing of it can be seen, as of a progress bar that cleared itself.
+bool is_blank(std::string_view text) { return text.find_first_not_of(" \t") == std::string_view::npos; }
+
 }  // namespace
 
 OutputChannel open_output_pipe() {
@@ -174,7 +177,7 @@ void OutputStream::take_line(std::string_view line) {
 void OutputStream::print(std::string_view line) {
   if (!to_terminal_) return targets_.console->write(this, line_start_, line);
   const std::string shown = sanitized(last_shown(line));
-  if (shown.empty() && line.back() != '\n') return;  // a progress bar that cleared itself
+  if (is_blank(shown) && line.back() != '\n') return;
   targets_.console->write(this, line_start_, shown + '\n');
 }
 
@@ -192,7 +195,7 @@ void OutputStream::show_partial() {
   if (!targets_.filtered) splitter_.drop_overwritten();
   if (splitter_.partial().empty()) return;
   const std::string shown = sanitized(last_shown(splitter_.partial()).substr(0, kMaxTransient));
-  targets_.console->show_transient(this, shown.empty() ? "" : line_start_ + shown);
+  targets_.console->show_transient(this, is_blank(shown) ? "" : line_start_ + shown);
 }
 
 }  // namespace ddprun::launcher

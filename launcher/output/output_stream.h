@@ -14,7 +14,7 @@
 #include <ddprun/common/files.h>
 #include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
-#include "launcher/output/log_writer.h"
+#include "launcher/output/log_file.h"
 
 namespace ddprun::launcher {
 
@@ -59,7 +59,7 @@ struct OutputTargets {
   std::shared_ptr<ConsoleSink> console = nullptr;
   std::shared_ptr<LogFile> file = nullptr;      ///< plan.file
   std::shared_ptr<LogFile> filtered = nullptr;  ///< plan.filtered_file
-  LogWriter* writer = nullptr;                  ///< of the files; must outlive the stream
+  WriterThread* writer = nullptr;               ///< of the files; must outlive the stream
 };
 
 /// Reads one output stream of a worker and forwards it. While the console or the files' queue has no room, it

@@ -36,11 +36,12 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
     if (name == kJobIdVariable) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
-               (context.visible_gpus.empty() || !chooses_gpus(name))) {
+               name != kLauncherVariable && (context.visible_gpus.empty() || !chooses_gpus(name))) {
       env.push_back(variable);
     }
   }
   env.push_back(std::string(kJobIdVariable) + "=" + job);
+  env.push_back(std::string(kLauncherVariable) + "=" + context.launcher);
   std::string signals;
   for (const int signal : context.ending_signals)
     signals += (signals.empty() ? "" : ",") + signal_name(signal);

@@ -32,6 +32,7 @@ struct LaunchContext {
   std::string role = "default";
   std::vector<int> ending_signals;
   std::string job_id;                              ///< see kJobIdVariable
+  std::string launcher;                            ///< see kLauncherVariable
   std::vector<std::filesystem::path> error_files;  ///< of each worker; absolute
   bool may_hang = false;  ///< a timeout is set: workers are traceable, Python dumps its stacks on SIGABRT
   int store_fd = -1;      ///< bound socket of the master port, for rank 0

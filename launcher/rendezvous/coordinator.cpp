@@ -1,7 +1,6 @@
 #include "launcher/rendezvous/coordinator.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <tuple>
 
 #include <ddprun/common/text.h>
@@ -19,9 +18,7 @@ constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which words
 // A node lost this often in a row, each time from a young round, would keep restarting the others.
 constexpr int kMaxLosses = 5;
 constexpr std::chrono::minutes kYoung{5};
-constexpr Coordinator::NodeId kNobody = SIZE_MAX;
-constexpr int kSummaryMs = 1000;                            // or 1 ms per node
-constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after this many, a silent node is known lost
+constexpr int kSummaryMs = 1000;  // or 1 ms per node
 
 }  // namespace
 
@@ -64,55 +61,6 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   ++ready_;
   go_on_after(join.former, now);
   send_waiting(id);
-}
-
-/// Takes the place of the coordinator that a node has lost.
-void Coordinator::go_on_after(const FormerRound& former, Time now) {
-  if (has_started() || former.number <= former_.number) return;
-  if (phase_ == Phase::kLeading) abandon_round(now);
-  former_ = former;
-  round_ = former.number;
-  const int for_the_lost_node = elastic() || settings_.spares > 0 ? 0 : 1;
-  restart_count_ = former.restarts + for_the_lost_node;
-  restarts_used_ = former.restarts_used + for_the_lost_node;
-}
-
-/// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those
-/// missing here. A node that has returned counts once.
-std::vector<Coordinator::NodeId> Coordinator::former_members() const {
-  std::map<int, NodeId> by_rank;
-  bool ended = false;
-  for (const auto& [id, node] : nodes_) {
-    if (node.join.former.number != former_.number) continue;
-    by_rank[node.join.former.group_rank] = id;
-    ended = ended || node.join.former.nobody_listens;
-  }
-  std::vector<NodeId> members;
-  for (const auto& [rank, id] : by_rank) members.push_back(id);
-  members.resize(std::max(members.size(), static_cast<std::size_t>(former_.nodes - (ended ? 1 : 0))),
-                 kNobody);
-  return members;
-}
-
-std::size_t Coordinator::returned() const {
-  const auto members = former_members();
-  return members.size() - static_cast<std::size_t>(std::count(members.begin(), members.end(), kNobody));
-}
-
-bool Coordinator::has_majority() const {
-  return former_.number >= 0 && 2 * returned() > former_members().size();
-}
-
-/// Whether the other part of a split network may continue without this one.
-bool Coordinator::in_minority() const {
-  const auto is_minority = [this](const std::vector<NodeId>& voters) {
-    const auto here = std::ranges::count_if(voters, [this](NodeId id) { return nodes_.contains(id); });
-    return 2 * static_cast<std::size_t>(here) < voters.size();
-  };
-  return settings_.has_successors &&
-         (is_minority(voters_) || std::ranges::any_of(former_voters_, [&](const auto& former) {
-            return beats_ - former.first < kBeatsToLoss && is_minority(former.second);
-          }));
 }
 
 std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
@@ -160,6 +108,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     if (phase_ != Phase::kStopping) return expel(id, "it ended its workers unasked", now);
     node.state = State::kReady;
     ++ready_;
+  } else if (const auto* beat = std::get_if<Beat>(&message)) {
+    if (beat->silent_ms) node.signs = signs_in(*beat, now);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
@@ -183,6 +133,7 @@ bool Coordinator::is_needed(NodeId id) const {
 
 void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
   gone_.erase(id);
+  if (resigned_) return;
   drop(id, reason, now);
   check_progress(now);
 }
@@ -236,26 +187,27 @@ void Coordinator::fail(const Failed& failed, Time now) {
   const Decision decision = decide(settings_.restarts, failed.end, restarts_used_, lived);
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
-               settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
+               settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason,
+               is_stuck(failed.end));
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
   pause_ = decision.delay;
   if (failed.in_place && phase_ == Phase::kRunning && unfinished_ == members_.size())
     return lead_round(text + "; replacing only this rank: restart " + std::to_string(restarts_used_) +
                       " of " + std::to_string(settings_.restarts.max_restarts));
-  stop_round(text + "; " + decision.reason, decision.delay);
+  stop_round(text + "; " + decision.reason, decision.delay, is_stuck(failed.end));
 }
 
-void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
+void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool dump_stacks) {
   phase_ = Phase::kStopping;
   pause_ = pause;
   for (const NodeId id : members_)
-    if (nodes_.count(id) > 0) send(id, Stop{round_, reason});
+    if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks});
 }
 
-void Coordinator::end(int exit_code, const std::string& reason) {
+void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks) {
   if (ended_) return;
-  ended_ = End{exit_code, reason};
+  ended_ = End{exit_code, reason, dump_stacks};
   for (const auto& [id, node] : nodes_) send(id, node.started >= 0 ? *ended_ : last_word(/*stood_by=*/true));
 }
 
@@ -433,15 +385,26 @@ void Coordinator::tick(Time now) {
     ++beats_;
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
+    const Beat beat = beat_with(known_signs(), now);
     // Count beats, not time: a program that was stopped would have heard nobody.
     for (auto& [id, node] : nodes_) {
-      send(id, Beat{});
+      send(id, beat);
       if (++node.missed_beats > kBeatsPerTimeout) silent.push_back(id);
     }
     for (const NodeId id : silent)
       expel(id, "no sign of life for " + in_seconds(settings_.node_timeout), now);
   }
   check_progress(now);
+}
+
+/// The signs of life of the job's workers, as far as every node whose workers run has told about its own.
+KnownSigns Coordinator::known_signs() const {
+  KnownSigns all{Time(), Time::max()};
+  for (const auto& [id, node] : nodes_) {
+    all.latest = std::max(all.latest, node.signs.latest);
+    if (node.state == State::kInRound) all.until = std::min(all.until, node.signs.until);
+  }
+  return all;
 }
 
 Coordinator::Time Coordinator::next_tick() const {

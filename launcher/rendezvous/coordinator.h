@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "launcher/rendezvous/known_signs.h"
 #include "launcher/rendezvous/message.h"
 #include "launcher/rendezvous/restart_policy.h"
 
@@ -74,7 +75,13 @@ class Coordinator {
   Time next_tick() const;
 
   /// Ends the job on all nodes, as the coordinator's own node wants. Ignored if it has ended.
-  void end(int exit_code, const std::string& reason);
+  void end(int exit_code, const std::string& reason, bool dump_stacks = false);
+
+  /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
+  /// coordinator, and this one resigns. False: it cannot.
+  ///
+  /// id    as in the node's Join
+  bool hand_over(const std::string& id, const std::string& reason);
 
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
@@ -82,7 +89,7 @@ class Coordinator {
   /// How the job has ended for all nodes.
   const std::optional<End>& ended() const { return ended_; }
 
-  /// It replaced a lost coordinator but began no round: drop it with all its connections.
+  /// Another coordinator takes its place, or has: drop it with all its connections.
   bool resigned() const { return resigned_; }
 
   /// The name of a node that has joined; null: no such node.
@@ -106,6 +113,7 @@ class Coordinator {
     bool was_in_round = false;  ///< in the last one
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int missed_beats = 0;       ///< beats sent since its last message
+    KnownSigns signs;           ///< of its workers
   };
   using Nodes = std::unordered_map<NodeId, Node>;
 
@@ -125,9 +133,10 @@ class Coordinator {
   bool take_spare(NodeId lost, const Join& join, const std::string& reason);
   void abandon_round(Time now);
   void start_round(int port, Time now);
-  void stop_round(const std::string& reason, std::chrono::milliseconds pause);
+  void stop_round(const std::string& reason, std::chrono::milliseconds pause, bool dump_stacks = false);
   void send_waiting(NodeId id);
   End last_word(bool stood_by) const;
+  KnownSigns known_signs() const;
   std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
   void go_on_after(const FormerRound& former, Time now);
@@ -146,6 +155,9 @@ class Coordinator {
     send(id, std::move(last_word));
     gone_.insert(id);
   }
+
+  /// After this many a silent node is known lost.
+  static constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;
 
   CoordinatorSettings settings_;
   Phase phase_ = Phase::kForming;

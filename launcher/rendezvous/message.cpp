@@ -41,6 +41,9 @@ class Writer {
     if (value) object_[field] = *value;
   }
   void flag(const char* field, bool value) { object_[field] = value; }
+  void optional_flag(const char* field, bool value) {
+    if (value) object_[field] = true;
+  }
   void text(const char* field, const std::string& value, std::size_t most) {
     object_[field] = fitting(value, most);
   }
@@ -74,6 +77,10 @@ class Reader {
     const Json* found = find(field);
     if (found == nullptr || !found->is_boolean()) fail(field, "true or false", found);
     value = found->get<bool>();
+  }
+
+  void optional_flag(const char* field, bool& value) const {
+    if (find(field) != nullptr) flag(field, value);
   }
 
   void text(const char* field, std::string& value, std::size_t most) const {
@@ -237,14 +244,19 @@ void visit(auto& fields, Start& start) {
 void visit(auto& fields, Stop& stop) {
   fields.integer("round", stop.round, 0, INT_MAX);
   fields.text("reason", stop.reason, kMaxText);
+  fields.optional_flag("dump_stacks", stop.dump_stacks);
 }
 
 void visit(auto& fields, End& end) {
   fields.integer("exit_code", end.exit_code, 0, kMaxExitCode);
   fields.text("reason", end.reason, kMaxText);
+  fields.optional_flag("dump_stacks", end.dump_stacks);
 }
 
-void visit(auto&, Beat&) {}
+void visit(auto& fields, Beat& beat) {
+  fields.optional_integer("silent_ms", beat.silent_ms, 0, INT_MAX);
+  fields.optional_integer("unknown_ms", beat.unknown_ms, 0, INT_MAX);
+}
 
 /// The types of the messages, in their order in the variant.
 template <typename Messages>

@@ -122,6 +122,7 @@ using Start = Round;
 struct Stop {
   int round = 0;
   std::string reason;
+  bool dump_stacks = false;  ///< before they end: workers somewhere hang, or take too long
   bool operator==(const Stop&) const = default;
 };
 
@@ -129,6 +130,7 @@ struct Stop {
 struct End {
   int exit_code = 0;
   std::string reason;
+  bool dump_stacks = false;  ///< as in Stop
   bool operator==(const End&) const = default;
 };
 
@@ -136,8 +138,11 @@ struct End {
 
 inline constexpr int kBeatsPerTimeout = 4;
 
-/// A sign of life.
+/// A sign of life. With --hang-timeout it also says what is known of the workers' signs of life, in ages,
+/// since clocks differ: a node speaks of its own workers, the coordinator of the job's.
 struct Beat {
+  std::optional<int> silent_ms = {};   ///< how long ago the last sign was
+  std::optional<int> unknown_ms = {};  ///< for how long nothing has been heard of one of them
   bool operator==(const Beat&) const = default;
 };
 

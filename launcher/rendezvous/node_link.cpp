@@ -123,13 +123,13 @@ const CoordinatorMessage* NodeLink::peek() const {
   return news_.empty() ? nullptr : std::get_if<CoordinatorMessage>(&news_.front());
 }
 
-std::optional<std::string> NodeLink::end_reason() const {
+std::optional<EndedByPeers> NodeLink::end_reason() const {
   for (const CoordinatorEvent& news : news_) {
-    if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return lost->reason;
+    if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return EndedByPeers{lost->reason};
     const auto& message = std::get<CoordinatorMessage>(news);
-    if (const auto* stop = std::get_if<Stop>(&message)) return stop->reason;
-    if (const auto* end = std::get_if<End>(&message)) return end->reason;
-    if (const auto* refused = std::get_if<Refused>(&message)) return refused->reason;
+    if (const auto* stop = std::get_if<Stop>(&message)) return EndedByPeers{stop->reason, stop->dump_stacks};
+    if (const auto* end = std::get_if<End>(&message)) return EndedByPeers{end->reason, end->dump_stacks};
+    if (const auto* refused = std::get_if<Refused>(&message)) return EndedByPeers{refused->reason};
   }
   return {};
 }
@@ -284,7 +284,11 @@ asio::awaitable<void> NodeLink::listen() {
     if (!answer_) answer_ = decode_coordinator_message(co_await connection_->read());
     CoordinatorMessage message = *std::exchange(answer_, std::nullopt);
     missed_beats_ = 0;
-    if (std::holds_alternative<Beat>(message)) continue;
+    if (const auto* beat = std::get_if<Beat>(&message)) {
+      signs_.job = signs_in(*beat, Clock::now());
+      if (beat->silent_ms) events_.push(PeerEvent{});  // silent workers may count as hung now
+      continue;
+    }
     if (const auto* waiting = std::get_if<Waiting>(&message)) {
       node_timeout_ = milliseconds(waiting->node_timeout_ms);
       timer_.cancel();  // wakes beat()
@@ -309,8 +313,13 @@ asio::awaitable<void> NodeLink::beat() {
       timed_out_ = true;
       connection_->close();
     }
-    send(Beat{});
+    send(signs_.next_beat(Clock::now()));
   }
+}
+
+KnownSigns NodeLink::share_signs(const KnownSigns& own, milliseconds timeout) {
+  if (signs_.take_own(own, timeout)) send(signs_.next_beat(Clock::now()));
+  return signs_.job;
 }
 
 /// A coordinator that reads slowly gets fewer summaries.

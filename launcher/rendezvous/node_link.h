@@ -15,6 +15,7 @@
 #include "launcher/events/job_events.h"
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/endpoint.h"
+#include "launcher/rendezvous/known_signs.h"
 #include "launcher/rendezvous/message.h"
 
 namespace ddprun::launcher {
@@ -70,10 +71,15 @@ class NodeLink {
   const CoordinatorMessage* peek() const;
 
   /// Why this node's workers must end, if a queued event says so.
-  std::optional<std::string> end_reason() const;
+  std::optional<EndedByPeers> end_reason() const;
 
   /// Ignored while there is no connection.
   void send(const NodeMessage& message);
+
+  /// Has the next beat tell the other nodes about the signs of life of this node's workers; if that can make
+  /// workers count as hung, which takes the timeout, sends it at once.
+  /// returns  what is known of the whole job's workers
+  KnownSigns share_signs(const KnownSigns& own, std::chrono::milliseconds timeout);
 
   /// Sends what is queued, then closes and pushes a PeerEvent.
   void finish();
@@ -115,6 +121,7 @@ class NodeLink {
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
   std::optional<int> summary_ms_;
+  SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false;
 };

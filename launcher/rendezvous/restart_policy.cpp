@@ -45,8 +45,7 @@ int to_exit_code(const AttemptEnd& end) {
   if (const auto* failed = std::get_if<WorkerFailed>(&end)) return to_exit_code(failed->status);
   if (const auto* failed = std::get_if<StartFailed>(&end)) return failed->exit_code;
   if (const auto* received = std::get_if<SignalReceived>(&end)) return exit_code_of_signal(received->signal);
-  return std::holds_alternative<TimedOut>(end) || std::holds_alternative<Hung>(end) ? LaunchError::kTimeout
-                                                                                    : 0;
+  return is_stuck(end) ? LaunchError::kTimeout : 0;
 }
 
 std::string reason_of(const AttemptEnd& end) {

@@ -40,12 +40,18 @@ struct Hung {
 /// The job's other nodes ended the attempt.
 struct EndedByPeers {
   std::string reason = {};
+  bool dump_stacks = false;  ///< workers somewhere hang, or take too long
   bool operator==(const EndedByPeers&) const = default;
 };
 
 /// How an attempt, or the whole job, ended.
 using AttemptEnd =
     std::variant<AllSucceeded, WorkerFailed, StartFailed, TimedOut, Hung, SignalReceived, EndedByPeers>;
+
+/// Whether the workers' stacks explain it.
+inline bool is_stuck(const AttemptEnd& end) {
+  return std::holds_alternative<TimedOut>(end) || std::holds_alternative<Hung>(end);
+}
 
 /// ddprun's exit code for it; 0 if the other nodes ended it, since the coordinator knows the code.
 int to_exit_code(const AttemptEnd& end);

@@ -78,9 +78,15 @@ CoordinatorServer::~CoordinatorServer() {
   for (const auto& [id, connection] : connections_) connection->close();
 }
 
-void CoordinatorServer::end(int exit_code, const std::string& reason) {
-  coordinator_.end(exit_code, reason);
+void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_stacks) {
+  coordinator_.end(exit_code, reason, dump_stacks);
   deliver();
+}
+
+bool CoordinatorServer::hand_over(const std::string& id, const std::string& reason) {
+  const bool goes_on = coordinator_.hand_over(id, reason);
+  deliver();
+  return goes_on;
 }
 
 asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
@@ -184,7 +190,7 @@ void CoordinatorServer::deliver() {
     if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
   }
   if (coordinator_.resigned())
-    for (const auto& [id, connection] : connections_) connection->close();
+    for (const auto& [id, connection] : std::map(connections_)) connection->finish(kRefusalTimeout);
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
   if (all_gone() && on_all_gone_) on_all_gone_();
 }

@@ -111,6 +111,11 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobQ
       asio::detached);
 }
 
+void remove_control_socket(const std::string& name) {
+  const auto folder = control_folder();
+  if (is_private_folder(folder)) ::unlink((folder / (name + ".sock")).c_str());
+}
+
 ControlSocket::~ControlSocket() {
   if (!path_.empty()) ::unlink(path_.c_str());
 }

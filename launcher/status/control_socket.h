@@ -25,4 +25,7 @@ class ControlSocket {
   UniqueFd in_use_;             ///< the folder, locked so that systemd-tmpfiles leaves it alone
 };
 
+/// Removes the socket of a job whose ddprun was killed.
+void remove_control_socket(const std::string& name);
+
 }  // namespace ddprun::launcher

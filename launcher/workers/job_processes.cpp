@@ -1,5 +1,7 @@
 #include "launcher/workers/job_processes.h"
 
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <climits>
@@ -9,8 +11,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <optional>
+#include <set>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
@@ -45,14 +49,66 @@ std::optional<ProcessState> living(pid_t pid) {
   return process;
 }
 
-bool names_job(const std::string& environment, const std::string& job_id) {
-  const std::string name = std::string(kJobIdVariable) + "=";
-  for (const std::string& variable : split(environment, '\0'))
-    if (variable.starts_with(name)) return variable.find(job_id) != std::string::npos;
-  return false;
+/// The value of a variable in a process's environment.
+std::optional<std::string> value_in(const std::vector<std::string>& environment, const std::string& name) {
+  for (const std::string& variable : environment)
+    if (variable.starts_with(name + "=")) return variable.substr(name.size() + 1);
+  return {};
+}
+
+/// Bit S - 1 stands for signal S.
+unsigned long long signals_in(pid_t pid, std::initializer_list<const char*> sets) {
+  const std::string text = read_proc(pid, "status");
+  unsigned long long signals = 0;
+  for (const char* name : sets)
+    if (const auto at = text.find(name); at != std::string::npos)
+      signals |= std::strtoull(text.c_str() + at + std::strlen(name), nullptr, 16);
+  return signals;
+}
+
+/// Whether the process has a handler for the signal, or waits for it: in sigwait() the kernel does not show
+/// it as blocked.
+bool handles(pid_t pid, int signal) {
+  if ((signals_in(pid, {"\nSigBlk:", "\nSigCgt:"}) >> (signal - 1) & 1) != 0) return true;
+  return std::atoi(read_proc(pid, "syscall").c_str()) == SYS_rt_sigtimedwait;
+}
+
+/// As the kernel lists them, zombies included.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> found;
+  bool listed = false;  // not if the kernel lacks CONFIG_PROC_CHILDREN
+  const std::string tasks = "/proc/" + std::to_string(parent) + "/task";
+  for (const int task : numbers_in(tasks)) {
+    std::ifstream list(tasks + "/" + std::to_string(task) + "/children");
+    listed = listed || list.is_open();
+    for (pid_t pid = 0; list >> pid;) found.push_back(pid);
+  }
+  if (listed) return found;
+  for (const pid_t pid : numbers_in("/proc"))
+    if (const auto process = living(pid); process && process->parent == parent) found.push_back(pid);
+  return found;
+}
+
+/// They may handle a signal and still rely on it reaching their child: a shell acts on it only once the child
+/// has ended, and uv takes SIGINT for one that the terminal has sent to both.
+bool is_shell(pid_t pid) {
+  static const std::set<std::string> names = {"sh",    "bash", "dash", "ash",  "busybox", "ksh",
+                                              "ksh93", "mksh", "zsh",  "fish", "uv"};
+  std::error_code unreadable;
+  return names.count(
+             std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/exe", unreadable).filename()) >
+         0;
 }
 
 }  // namespace
+
+bool is_of_job(const std::string& environment, const std::string& job_id,
+               const std::optional<std::string>& slurm_job) {
+  const auto variables = split(environment, '\0');
+  if (value_in(variables, kJobIdVariable).value_or("").find(job_id) == std::string::npos) return false;
+  const auto theirs = value_in(variables, "SLURM_JOB_ID");
+  return !theirs || theirs == slurm_job;
+}
 
 std::vector<int> numbers_in(const std::string& folder) {
   std::vector<int> numbers;
@@ -63,17 +119,37 @@ std::vector<int> numbers_in(const std::string& folder) {
   return numbers;
 }
 
-std::vector<pid_t> group_members(pid_t group) {
-  std::vector<pid_t> members;
+std::map<pid_t, std::vector<pid_t>> process_groups() {
+  std::map<pid_t, std::vector<pid_t>> groups;
   for (const pid_t pid : numbers_in("/proc"))
-    if (const auto process = living(pid); process && process->group == group) members.push_back(pid);
-  return members;
+    if (const auto process = living(pid)) groups[process->group].push_back(pid);
+  return groups;
+}
+
+bool is_member(pid_t pid, pid_t group) {
+  const auto process = living(pid);
+  return process && process->group == group;
+}
+
+std::vector<pid_t> program_of(pid_t leader, int signal) {
+  std::vector<pid_t> found = {leader};
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const pid_t pid = found[i];
+    if (handles(pid, signal) && !is_shell(pid)) continue;
+    for (const pid_t child : children_of(pid))
+      if (is_member(child, leader)) found.push_back(child);
+  }
+  return found;
+}
+
+bool names_job(pid_t pid, const std::string& job_id) {
+  return is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"));
 }
 
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
   for (const pid_t pid : numbers_in("/proc")) {
-    if (pid == ::getpid() || !names_job(read_proc(pid, "environ"), job_id)) continue;
+    if (pid == ::getpid() || !names_job(pid, job_id)) continue;
     // The guard of an inner job kills that job's processes, then exits.
     if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
   }
@@ -81,26 +157,18 @@ std::vector<pid_t> processes_of_job(const std::string& job_id) {
 }
 
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
-  std::vector<pid_t> found;
-  // Missing if the kernel lacks CONFIG_PROC_CHILDREN.
-  std::ifstream list("/proc/self/task/" + std::to_string(::getpid()) + "/children");
-  if (list) {
-    for (pid_t pid = 0; list >> pid;)
-      if (is_wanted(pid) && living(pid)) found.push_back(pid);
-    return found;
-  }
-  for (const pid_t pid : numbers_in("/proc"))
-    if (const auto process = living(pid); process && process->parent == ::getpid() && is_wanted(pid))
-      found.push_back(pid);
+  std::vector<pid_t> found = children_of(::getpid());
+  std::erase_if(found, [&](pid_t pid) { return !is_wanted(pid) || !living(pid); });
   return found;
 }
 
+void reap_children() {
+  while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+  }
+}
+
 bool would_die_of(pid_t pid, int signal) {
-  const std::string text = read_proc(pid, "status");
-  unsigned long long spared = 0;
-  for (const char* name : {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"})
-    if (const auto at = text.find(name); at != std::string::npos)
-      spared |= std::strtoull(text.c_str() + at + std::strlen(name), nullptr, 16);
+  const auto spared = signals_in(pid, {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"});
   return signal != SIGWINCH && (spared >> (signal - 1) & 1) == 0;
 }
 

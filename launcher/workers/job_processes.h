@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,8 +14,22 @@ namespace ddprun::launcher {
 /// The numbers among the names in a folder of /proc: processes, threads or descriptors; none without /proc.
 std::vector<int> numbers_in(const std::string& folder);
 
-/// The living members of a process group. Slow: looks at every process.
-std::vector<pid_t> group_members(pid_t group);
+/// The living processes of this machine by their group. Slow: looks at every process.
+std::map<pid_t, std::vector<pid_t>> process_groups();
+
+/// Whether the process lives and belongs to this process group.
+bool is_member(pid_t pid, pid_t group);
+
+/// The processes that a signal for this group's leader is meant for: the leader and, as long as one only
+/// stands for the program it has started, the members of the group that it has started. That is so for
+/// shells, and for whatever neither handles nor blocks the signal: if it dies of it, its children are next in
+/// any case.
+std::vector<pid_t> program_of(pid_t leader, int signal);
+
+/// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and no other
+/// Slurm job, which a worker has submitted and which inherited the name.
+bool is_of_job(const std::string& environment, const std::string& job_id,
+               const std::optional<std::string>& slurm_job);
 
 /// The living processes whose initial environment names this job, except ourselves and guards. Slow: looks at
 /// every process.
@@ -22,6 +37,12 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 
 /// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
+
+/// Reaps every child that has ended. Only while no worker runs.
+void reap_children();
+
+/// Whether the initial environment of the process names this job.
+bool names_job(pid_t pid, const std::string& job_id);
 
 /// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
 bool would_die_of(pid_t pid, int signal);

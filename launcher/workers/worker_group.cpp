@@ -46,20 +46,26 @@ bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_
 }  // namespace
 
 WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
-                         int attempt, bool cautious)
-    : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt), cautious_(cautious) {}
+                         int attempt, bool cautious, bool whole_groups)
+    : events_(events),
+      signals_(signals),
+      guard_(guard),
+      log_(log),
+      attempt_(attempt),
+      cautious_(cautious),
+      whole_groups_(whole_groups) {}
 
 WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 
 std::optional<StartFailed> WorkerGroup::start(const std::string& program,
                                               const std::vector<WorkerSpec>& specs,
-                                              std::vector<WorkerOutputs> outputs) {
+                                              const std::function<WorkerOutputs(std::size_t)>& open_output) {
   specs_ = specs;
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (signals_.end_requested()) return {};
     Worker worker;
-    if (auto failed = start_worker(i, program, std::move(outputs[i]), worker, nullptr)) return failed;
+    if (auto failed = start_worker(i, program, open_output(i), worker, nullptr)) return failed;
     workers_.push_back(std::move(worker));
     log_worker(EventRecord::Kind::kStarted, i);
   }
@@ -86,8 +92,8 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
   worker.process = std::move(std::get<Process>(started));
   worker.started = JobEvents::Clock::now();
   worker.attempt = attempt_;
-  index_of_[worker.process.pid] = index;
   if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
+  index_of_[worker.process.pid] = index;  // last: until then it would end as a stray
   return {};
 }
 
@@ -104,6 +110,8 @@ std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int ro
     guard_.forget(old.process.pid);
     old.group_gone = true;
   }
+  if (old.process.pidfd) events_.forget_exit(old.process.pidfd.get());
+  old.process.pidfd.reset();
   std::swap(old, worker);
   log_worker(EventRecord::Kind::kStarted, index);
   return worker;
@@ -114,8 +122,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     const PeerEndReason& peer_end_reason, const Interrupted& interrupted) {
   auto next_look = JobEvents::Clock::time_point::max();
   for (;;) {
-    if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
-      co_return EndedByPeers{*reason};
+    if (auto ended = peer_end_reason ? peer_end_reason() : std::nullopt) co_return *std::move(ended);
     if (interrupted && workers_.size() == specs_.size() && interrupted()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
@@ -257,11 +264,14 @@ void WorkerGroup::check_group(Worker& worker) {
   guard_.forget(worker.process.pid);
 }
 
-/// Looks at groups without a leader, and signals new strays: a worker may leave one behind as it ends. True
-/// if nothing is left.
+/// Looks at groups without a leader, and signals new strays: a worker may leave one behind as it ends.
+/// Likewise the rest of a group whose program has ended. True if nothing is left.
 bool WorkerGroup::look_for_processes() {
-  for (Worker& worker : workers_)
-    if (worker.status) check_group(worker);
+  for (Worker& worker : workers_) {
+    if (!worker.status) continue;
+    check_group(worker);
+    if (!worker.asked.empty() && !worker.group_gone) ask_the_rest(worker);
+  }
   const auto left = strays();
   if (!ending_signals_.empty())
     for (const pid_t pid : left)
@@ -286,17 +296,39 @@ void WorkerGroup::signal_to_end(int signal) {
                      JobEvents::Clock::now(), attempt_};
   record.signal = signal;
   log_.add(record);
-  signal_all(signal);
+  for (Worker& worker : workers_)
+    if (!worker.group_gone) ask_to_end(worker, signal);
   if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not react
   signalled_strays_.clear();
   look_for_processes();
 }
 
-/// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them, and
-/// to ddprun itself.
+/// A program that saves its state as it ends still needs its children, such as the processes that load its
+/// data: they get the signal when it has ended.
+void WorkerGroup::ask_to_end(Worker& worker, int signal) {
+  const bool saves = !whole_groups_ && signal != SIGKILL;
+  if (saves && !worker.status) worker.asked = program_of(worker.process.pid, signal);
+  if (!saves || worker.asked.empty()) {
+    worker.asked.clear();
+    signal_group(worker.process, signal);
+    return;
+  }
+  for (const pid_t pid : worker.asked)
+    if ((pid == worker.process.pid && !worker.status) || is_member(pid, worker.process.pid))
+      ::kill(pid, signal);
+}
+
+void WorkerGroup::ask_the_rest(Worker& worker) {
+  const auto lives = [&](pid_t pid) { return is_member(pid, worker.process.pid); };
+  if (std::ranges::any_of(worker.asked, lives)) return;
+  worker.asked.clear();
+  signal_group(worker.process, ending_signals_.back());
+}
+
+/// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them.
 void WorkerGroup::suspend() {
   signal_all(SIGSTOP);
-  ::raise(SIGSTOP);
+  stop_by_terminal();
   signal_all(SIGCONT);
   resumed_ = JobEvents::Clock::now();
 }
@@ -336,9 +368,10 @@ std::string WorkerGroup::ranks_left() const {
 
 std::vector<pid_t> WorkerGroup::processes_left() const {
   std::vector<pid_t> pids = strays();
+  auto groups = process_groups();
   for (const Worker& worker : workers_) {
     if (worker.group_gone) continue;
-    const auto members = group_members(worker.process.pid);
+    const auto& members = groups[worker.process.pid];
     pids.insert(pids.end(), members.begin(), members.end());
   }
   return pids;

@@ -28,7 +28,7 @@ namespace ddprun::launcher {
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
 
 /// Called after each event: why the job's other nodes want the workers to end, if they do.
-using PeerEndReason = std::function<std::optional<std::string>()>;
+using PeerEndReason = std::function<std::optional<EndedByPeers>()>;
 
 /// Called after each event: whether wait() should return for another reason.
 using Interrupted = std::function<bool()>;
@@ -41,6 +41,7 @@ struct Worker {
   std::optional<ExitStatus> status;  ///< set once it has ended; its children may live on
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
+  std::vector<pid_t> asked;   ///< have got the signal to end; the rest of the group gets it after their end
   bool group_gone = false;    ///< its process group is empty
 
   bool succeeded() const { return status && status->success(); }
@@ -50,18 +51,21 @@ struct Worker {
 /// children of ddprun, the subreaper, and end with the job too. The destructor kills surviving workers.
 class WorkerGroup {
  public:
-  /// cautious  spares workers that would die of a signal to be passed on, such as those that have just
-  /// started
+  /// cautious      spares workers that would die of a signal to be passed on, such as those that have just
+  ///               started
+  /// whole_groups  end all processes of a worker at once
   WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt,
-              bool cautious);
+              bool cautious, bool whole_groups);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
   /// Starts the workers in order. Returns early if one cannot start, or if the user ends the job, which
   /// wait() then returns. specs must outlive the group.
+  ///
+  /// open_output  called for each of them in turn
   std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
-                                   std::vector<WorkerOutputs> outputs);
+                                   const std::function<WorkerOutputs(std::size_t index)>& open_output);
 
   /// Replaces an ended worker, perhaps with one of the standbys; processes that it left behind get SIGKILL.
   /// returns  the ended one; or why the new one cannot start, in which case the old one keeps its place
@@ -78,8 +82,9 @@ class WorkerGroup {
                                                          const PeerEndReason& peer_end_reason,
                                                          const Interrupted& interrupted);
 
-  /// Signals every remaining group, sends SIGKILL after the grace period or the user's second signal, and
-  /// waits until all are gone. returns the processes that SIGKILL did not end
+  /// Signals every remaining worker, and the rest of its group once its program has ended; sends SIGKILL
+  /// after the grace period or the user's second signal, and waits until all are gone. returns the processes
+  /// that SIGKILL did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
   void on_window_change(std::function<void()> callback) { on_window_change_ = std::move(callback); }
@@ -112,6 +117,8 @@ class WorkerGroup {
   void signal_all(int signal);
   void pass_on(int signal);
   void signal_to_end(int signal);
+  void ask_to_end(Worker& worker, int signal);
+  void ask_the_rest(Worker& worker);
   void suspend();
   std::vector<pid_t> strays() const;
   std::string ranks_left() const;
@@ -122,7 +129,7 @@ class WorkerGroup {
   Guard& guard_;
   EventsJson& log_;
   int attempt_;  ///< or the last round
-  bool cautious_;
+  bool cautious_, whole_groups_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
   bool has_child_ended_ = false;                     ///< since reap()

@@ -7,8 +7,10 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include <ddprun/common/error_file.h>
 #include "tests/integration/job.h"
 #include "tests/support/forbid.h"
 
@@ -49,11 +51,40 @@ TEST_CASE("the oldest error file names the root cause, not the first exit", "[la
       "until [ -e told ]; do sleep 0.01; done; sleep 0.05; tell 'E: closed by peer'; exit 4";
   const TempDir folder;
   const Finished run(script({"--nproc-per-node=2"}, "cd " + folder.path().string() + "; " + script_text));
-  CHECK(run.status == ExitStatus::exited(4));  // the first exit's, as before
+  CHECK(run.status == ExitStatus::exited(3));
   const auto root = run.err.find("Root Cause"), others = run.err.find("Other Failures");
   REQUIRE(root != std::string::npos);
   CHECK(run.err.substr(root, others - root).find("E: the cause") != std::string::npos);
   CHECK_THAT(run.err, ContainsSubstring("rank      : 1 "));
+}
+
+TEST_CASE("the root cause does not depend on the file system's clock, and gives the exit code",
+          "[launcher][root_cause]") {
+  // The file server's clock is wrong. Rank 0 exits with 4 and has no error file.
+  const std::string loop = "while :; do sleep 0.01; done";
+  const auto [rank_1, code, blamed] = GENERATE_COPY(table<std::string, int, int>({
+      {"tell 1hour; until [ -s pid ] && ! kill -0 $(cat pid); do sleep 0.01; done; exit 5", 5, 1},
+      {"trap 'tell -1hour; exit 5' TERM; touch told; " + loop, 4, 0},  // told to end before
+      {"tell -1hour; exec sleep 600", 1, 1},                           // ended by SIGTERM
+      {"tell -1hour; trap 'exit 6' TERM; " + loop, 6, 1},
+      {"tell -1hour; exit 0", 4, 0},
+  }));
+  CAPTURE(rank_1);
+  const TempDir folder, above;
+  Command command =
+      script({"--nproc-per-node=2", "--result-json", folder.path() / "result.json"},
+             "cd " + folder.path().string() +
+                 "; tell() { printf '{\"message\": \"E: mine\"}' > $TORCHELASTIC_ERROR_FILE; "
+                 "touch -d $1 $TORCHELASTIC_ERROR_FILE; touch told; }; if [ $RANK = 1 ]; then " +
+                 rank_1 + "; fi; until [ -e told ]; do sleep 0.01; done; echo $$ > pid; exit 4");
+  command.env["TORCHELASTIC_ERROR_FILE"] = above.path() / "error.json";
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(code));
+  CHECK_THAT(run.err, ContainsSubstring("rank      : " + std::to_string(blamed) + " "));
+  const auto result = nlohmann::json::parse(read_file(folder.path() / "result.json"));
+  CHECK(result.at("exit_code") == code);
+  CHECK(result.at("root_cause_rank") == blamed);
+  CHECK(read_error_file(above.path() / "error.json").error.value().error_code == code);
 }
 
 TEST_CASE("when all fail at once one of them is the root cause", "[launcher]") {
@@ -137,7 +168,28 @@ TEST_CASE("too few descriptors for all workers is an error of ddprun, and nothin
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(125));
   CHECK_THAT(run.err, ContainsSubstring("cannot start rank "));
-  CHECK_THAT(run.err, ContainsSubstring("Too many open files"));
+  CHECK_THAT(run.err, ContainsSubstring("Too many open files (ulimit -n)"));
+}
+
+TEST_CASE("five descriptors for each worker are enough, and with fewer nothing is started", "[launcher]") {
+  need_vfork();
+  need_no_sanitizer();
+  const auto with_limit = [](rlim_t descriptors) {
+    Command command = script({"--nproc-per-node=100", "--hang-timeout=600"}, "echo started");
+    command.in_child = [descriptors] {
+      const rlimit limit{descriptors, descriptors};
+      ::setrlimit(RLIMIT_NOFILE, &limit);
+    };
+    return command;
+  };
+  const Finished enough(with_limit(540));
+  CHECK(enough.status == ExitStatus::exited(0));
+  CHECK(count_of("started", enough.out) == 100);
+  const Finished few(with_limit(480));
+  CHECK(few.status == ExitStatus::exited(125));
+  CHECK(few.out.empty());
+  CHECK_THAT(few.err, ContainsSubstring("cannot start 100 workers: that takes "));
+  CHECK_THAT(few.err, ContainsSubstring("only 480 are allowed (ulimit -n)"));
 }
 
 /// A cgroup whose processes are frozen: version 1's do not even die of SIGKILL before they are thawed.

@@ -264,6 +264,32 @@ TEST_CASE("a job goes on without the node of its coordinator if it has another e
   CHECK(count_of("this node has the coordinator now", err) == 1);
 }
 
+TEST_CASE("an elastic job goes on at once without the coordinator's node that its user ends", "[nodes]") {
+  const std::size_t all = GENERATE(2U, 3U);
+  CAPTURE(all);
+  NodeJob nodes;
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  for (std::size_t i = 0; i < all;
+       ++i)  // nobody may wait for the timeouts, which are beyond the test's patience
+    nodes.add(job(
+        {"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:" + std::to_string(all),
+         "--last-call=600", "--node-timeout=600", i == 0 ? "--rdzv-conf=is_host=1" : "--rdzv-conf=is_host=0"},
+        {"meet", "wait-for-file", done}));
+  for (std::size_t i = 0; i < all; ++i) REQUIRE(nodes.node(i).wait_for_output("round 0"));
+  nodes.node(0).send_signal(SIGTERM);
+  CHECK(nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(nodes.node(0));
+  for (std::size_t i = 1; i < all; ++i)
+    REQUIRE(nodes.node(i).wait_for_output(" of " + std::to_string(all - 1) + ", round 0"));
+  write_file_atomic(done, "");
+  for (std::size_t i = 1; i < all; ++i) {
+    CHECK(nodes.node(i).wait() == ExitStatus::exited(0));
+    CHECK_THAT(nodes.node(i).err(), ContainsSubstring("which has the coordinator, received SIGTERM"));
+  }
+}
+
 TEST_CASE("a stranger or another job at the next endpoint does not end a job that lost its coordinator",
           "[nodes]") {
   const bool another_job = GENERATE(true, false);
@@ -531,6 +557,23 @@ TEST_CASE("a time limit on one node ends all with 124", "[nodes]") {
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
   nodes.start({"--nnodes=2", "--node-rank=1", "--timeout=1", "--log-dir", folder.path()}, {"ready", "pause"});
   CHECK(nodes.wait() == all(2, ExitStatus::exited(124)));
+}
+
+TEST_CASE("all nodes exit with the code of the worker that is named, not of the first exit",
+          "[nodes][root_cause]") {
+  const TempDir folder;
+  NodeJob nodes;
+  const std::string script_text =
+      "cd " + folder.path().string() +
+      "; if [ $RANK = 1 ]; then printf '{\"message\": \"E: mine\"}' > $TORCHELASTIC_ERROR_FILE; touch told; "
+      "until [ -s pid ] && ! kill -0 $(cat pid); do sleep 0.01; done; exit 5; fi; "
+      "until [ -e told ]; do sleep 0.01; done; [ $RANK = 0 ] || exec sleep 600; echo $$ > pid; exit 4";
+  for (int node = 0; node < 2; ++node)
+    nodes.start_script({"--nnodes=2", "--nproc-per-node=2", "--node-rank=" + std::to_string(node)},
+                       script_text);
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(5)));
+  CHECK_THAT(nodes.node(0).err(), ContainsSubstring("rank      : 1 "));
+  CHECK_THAT(nodes.node(1).err(), ContainsSubstring("rank 1 failed: exit code 5: E: mine"));
 }
 
 }  // namespace

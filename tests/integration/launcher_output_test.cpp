@@ -123,6 +123,22 @@ TEST_CASE("a log file is begun anew at its size", "[output]") {
   CHECK_THAT(read_file(log), ContainsSubstring("012\n"));
 }
 
+TEST_CASE("logs go to a share without owners and modes too, with one warning", "[output][share]") {
+  const TempDir folder;
+  Command command = script({"--log-dir", folder.path(), "-r3", "--max-restarts=1", "--rdzv-id=run"},
+                           "echo $TORCHELASTIC_RESTART_COUNT; echo {} >$TORCHELASTIC_ERROR_FILE; exit 3");
+  command.env["LD_PRELOAD"] = SHARE_WITHOUT_MODES;
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(3));
+  const auto job = job_folder(folder.path());
+  CHECK(read_file(job / "attempt_0/0/stdout.log") == "0\n");
+  CHECK(read_file(job / "attempt_1/0/stdout.log") == "1\n");
+  CHECK(count_of("does not keep owners and modes", run.err) == 1);
+  // Others cannot forge what is reported, and nothing else stays there.
+  CHECK_FALSE(std::filesystem::exists(job / "attempt_0/0/error.json"));
+  CHECK(std::distance(std::filesystem::directory_iterator(job), {}) == 2);
+}
+
 TEST_CASE("a log folder that cannot be used stops the job before it starts", "[output]") {
   const TempDir folder;
   const std::string file = folder.path() / "file";

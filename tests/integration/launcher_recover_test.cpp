@@ -1,13 +1,19 @@
 // --recover=rank: only a worker that failed is replaced.
 
+#include <sys/resource.h>
+
 #include <csignal>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tests/integration/node_job.h"
 
 namespace ddprun::test {
 namespace {
+
+namespace fs = std::filesystem;
 
 using nlohmann::json;
 
@@ -83,18 +89,65 @@ TEST_CASE("workers that are lost together use up one restart", "[recover]") {
   check_nothing_left(child);
 }
 
-TEST_CASE("an error as a round in place begins ends the survivors as any end does", "[recover]") {
+TEST_CASE("a round in place whose log folder cannot be made begins all the same", "[recover]") {
   const TempDir dir;
-  const auto result = dir.path() / "result.json", logs = dir.path() / "logs";
+  const auto logs = dir.path() / "logs";
   const auto go = (dir.path() / "go").string();
-  Child child(job(recovering(2, {"--log-dir=" + logs.string(), "--result-json=" + result.string()}),
-                  {"recovers", "true", "--rank", "0", "daemon", "ready", "await", "--rank", "1", "ready",
-                   "wait-for-file", go, "kill", "9"}));
-  REQUIRE(child.wait_for_output("ready ", 2));
+  Child child(job(recovering(2, {"--log-dir=" + logs.string(), "--redirects=1:3"}),
+                  {"recovers", "true", "ready", "--old-rank", "1", "wait-for-file", go, "kill", "9", "--old",
+                   "wait-for-round", "--all", "meet"}));
+  REQUIRE(child.wait_for_output("ready 0"));
   for (const auto& entry : std::filesystem::recursive_directory_iterator(logs))
     if (entry.path().filename() == "attempt_0")
       write_file_atomic(entry.path().parent_path() / "attempt_1", "");
   write_file_atomic(go, "");
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK(count_of(", round 1 at", child.out()) == 2);
+  CHECK(count_of("goes to the console, the job goes on", child.err()) == 1);
+  check_nothing_left(child);
+}
+
+TEST_CASE("replacing a worker costs no descriptor", "[recover]") {
+  Child child(job({"--nproc-per-node=2", "--max-restarts=9", "--recover=rank"},
+                  {"recovers", "true", "ready", "--rank", "1", "pause", "--rank", "0", "wait-for-round",
+                   "wait-for-round", "wait-for-round", "wait-for-round", "wait-for-round", "pause"}));
+  const auto descriptors = [&] {
+    const fs::path folder = "/proc/" + std::to_string(child.pid()) + "/fd";
+    return std::distance(fs::directory_iterator(folder), {});
+  };
+  const auto count_settles_at = [&](std::ptrdiff_t count) {
+    return wait_until([&] { return descriptors() == count; }, std::chrono::seconds(5));
+  };
+  std::ptrdiff_t before = 0;
+  for (int round = 1; round <= 5; ++round) {
+    REQUIRE(child.wait_for_output("ready 1 ", round));
+    const std::string out = child.out();
+    ::kill(std::stoi(out.substr(out.rfind("ready 1 ") + 8)), SIGKILL);
+    REQUIRE(child.wait_for_output("rank 0 lost [1] in round " + std::to_string(round)));
+    REQUIRE(child.wait_for_output("ready 1 ", round + 1));
+    if (round == 1) before = descriptors();
+  }
+  CHECK(count_settles_at(before));
+  child.send_signal(SIGTERM);
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(child);
+}
+
+TEST_CASE("an error as a round in place begins ends the survivors as any end does", "[recover]") {
+  need_no_sanitizer();
+  const TempDir dir;
+  const auto result = dir.path() / "result.json";
+  const auto go = (dir.path() / "go").string(), end = (dir.path() / "end").string();
+  Child child(job(recovering(2, {"--result-json=" + result.string()}),
+                  {"recovers", "true", "--rank", "0", "daemon", "ready", "await", "wait-for-file", end,
+                   "--rank", "1", "ready", "wait-for-file", go, "kill", "9"}));
+  REQUIRE(child.wait_for_output("ready ", 2));
+  const rlimit none{3, 4096}, enough{4096, 4096};
+  REQUIRE(::prlimit(child.pid(), RLIMIT_NOFILE, &none, nullptr) == 0);
+  write_file_atomic(go, "");
+  CHECK(child.wait_for_output("got SIGTERM rank 0"));
+  REQUIRE(::prlimit(child.pid(), RLIMIT_NOFILE, &enough, nullptr) == 0);
+  write_file_atomic(end, "");
   CHECK(child.wait() == ExitStatus::exited(125));
   CHECK(count_of("got SIGTERM rank 0", child.out()) == 1);
   CHECK(json::parse(read_file(result))["attempts"].size() == 1);

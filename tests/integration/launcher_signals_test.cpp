@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
+#include <iterator>
 
-#include "tests/integration/job.h"
+#include "tests/integration/node_job.h"
 #include "tests/support/terminal.h"
 
 namespace ddprun::test {
@@ -140,6 +142,38 @@ TEST_CASE("SIGKILL at any moment of the start leaves nothing behind", "[launcher
   }
 }
 
+TEST_CASE("the next job removes what one left that was killed together with its guard", "[launcher]") {
+  const TempDir temp, control;
+  namespace fs = std::filesystem;
+  const auto with_folders = [&](Command command) {
+    command.env["TMPDIR"] = temp.path();
+    command.env["DDPRUN_CONTROL_DIR"] = control.path();
+    return command;
+  };
+  const auto count = [](const fs::path& folder) { return std::distance(fs::directory_iterator(folder), {}); };
+  const fs::path strange = temp.path() / "ddprun-00000000-0000-4000-8000-000000000000";
+  fs::create_directory(strange);
+  fs::permissions(strange, fs::perms::owner_all);
+  Child alive(with_folders(job({}, {"ready", "await", "exit", "0"})));
+  REQUIRE(alive.wait_for_output("ready "));
+  Child dead(with_folders(job({}, {"ready", "pause"})));
+  REQUIRE(dead.wait_for_output("ready "));
+  dead.send_signal(SIGSTOP);
+  for (const pid_t pid : dead.processes())
+    if (read_file("/proc/" + std::to_string(pid) + "/comm") == "ddprun-guard\n") ::kill(pid, SIGKILL);
+  dead.send_signal(SIGKILL);
+  dead.wait();
+  CHECK(dead.nothing_left());
+  CHECK(count(temp.path()) == 3);
+  CHECK(count(control.path()) == 2);
+  CHECK(Finished(with_folders(job({}, {"exit", "0"}))).status == ExitStatus::exited(0));
+  CHECK(count(temp.path()) == 2);  // the one that is alive, and one without a mark
+  CHECK(count(control.path()) == 1);
+  alive.send_signal(SIGUSR1);
+  CHECK(alive.wait() == ExitStatus::exited(0));
+  CHECK(count(temp.path()) == 1);
+}
+
 TEST_CASE("workers and their children die with a ddprun that is killed", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=3"}, {"stubborn-child", "ignore-term", "ready", "pause"}));
   REQUIRE(ddprun.wait_for_output("ready ", 3));
@@ -185,6 +219,39 @@ TEST_CASE("Ctrl-C in a terminal reaches every worker once", "[launcher]") {
   CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
   CHECK(count_of("got SIGINT", ddprun.out()) == 2);
   CHECK(count_of("no second signal", ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("Ctrl-Z does nothing where no shell could continue the job", "[launcher]") {
+  const Terminal terminal;
+  const TempDir folder;
+  const std::string events = folder.path() / "events.jsonl";
+  Command command = job({"--nproc-per-node=2", "--events-json", events}, {"ready", "await", "exit", "0"});
+  command.in_child = [&] { terminal.become_controlling(); };  // leads a session: its group is orphaned
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  terminal.type("\x1a");
+  REQUIRE(wait_until([&] { return count_of("SIGTSTP", read_file(events)) == 1; }));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("nor does it while no worker runs", "[launcher]") {
+  const bool waits_for_nodes = GENERATE(false, true);
+  const Terminal terminal;
+  Command command = waits_for_nodes
+                        ? script({"--nnodes=2", "--rdzv-endpoint=127.0.0.1:" + free_port()}, "true")
+                        : script({"--max-restarts=1", "--restart-backoff=600"}, "exit 3");
+  command.in_child = [&] { terminal.become_controlling(); };
+  Child ddprun(command);
+  const std::string line = waits_for_nodes ? "waiting for nodes" : "restarting";
+  REQUIRE(wait_until([&] { return count_of(line, ddprun.err()) == 1; }));
+  ddprun.send_signal(SIGTSTP);
+  const std::string status = "/proc/" + std::to_string(ddprun.pid()) + "/status";
+  REQUIRE(wait_until([&] { return count_of("ShdPnd:\t0000000000000000", read_file(status)) == 1; }));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
   check_nothing_left(ddprun);
 }
 

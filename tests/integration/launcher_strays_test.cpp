@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <iterator>
+#include <memory>
 #include <sstream>
 #include <vector>
 
-#include "tests/integration/job.h"
+#include "tests/integration/node_job.h"
 
 namespace ddprun::test {
 namespace {
@@ -15,6 +18,65 @@ namespace {
 char state_of(pid_t pid) {
   const std::string line = read_file("/proc/" + std::to_string(pid) + "/stat");
   return line[line.rfind(") ") + 2];
+}
+
+/// As a shell does: the kernel stops nobody in an orphaned group, as the test's own may be.
+void own_group() { ::setpgid(0, 0); }
+
+/// ddprun as the init process of a container; skips where that is not allowed.
+Command as_init(const Command& command) {
+  const Finished allowed({{"unshare", "--pid", "--fork", "--mount-proc", "true"}});
+  if (allowed.status != ExitStatus::exited(0)) skip("no process namespaces here: " + allowed.err);
+  Command init = command;
+  init.argv.insert(init.argv.begin(), {"unshare", "--pid", "--fork", "--mount-proc"});
+  return init;
+}
+
+std::vector<pid_t> children_of(pid_t pid) {
+  std::istringstream list(
+      read_file("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children"));
+  return {std::istream_iterator<pid_t>(list), {}};
+}
+
+/// Leaves an orphan in the process namespace of ddprun's, as `docker exec` may.
+std::unique_ptr<Child> leave_orphan(pid_t init, const std::string& seconds) {
+  auto entered =
+      std::make_unique<Child>(Command{{"nsenter", "--target", std::to_string(init), "--pid", "--mount",
+                                       "setsid", "sh", "-c", "sleep " + seconds + " & echo left"}});
+  REQUIRE(entered->wait_for_output("left"));
+  return entered;
+}
+
+TEST_CASE("as the init process ddprun leaves alone what others have started", "[launcher]") {
+  Child outer(as_init(job({"--max-restarts=1"}, {"daemon", "ready", "await", "exit", "3"})));
+  REQUIRE(outer.wait_for_output("ready "));
+  const pid_t init = children_of(outer.pid()).at(0);
+  const auto entered = leave_orphan(init, "600");
+  const auto orphans = [&] {
+    return std::ranges::count_if(children_of(init), [](pid_t pid) {
+      return read_file("/proc/" + std::to_string(pid) + "/comm") == "sleep\n" && state_of(pid) == 'S';
+    });
+  };
+  CHECK(wait_until([&] { return orphans() == 1; }));
+  ::kill(init, SIGUSR1);  // ends the first attempt
+  REQUIRE(outer.wait_for_output("ready ", 2));
+  CHECK(orphans() == 1);
+  CHECK(count_of("daemon ", outer.out()) == 2);
+  ::kill(init, SIGUSR1);
+  CHECK(outer.wait() == ExitStatus::exited(3));
+  check_nothing_left(outer);
+}
+
+TEST_CASE("as the init process ddprun reaps while it waits for other nodes", "[launcher]") {
+  Child outer(as_init(job({"--nnodes=2", "--rdzv-endpoint=127.0.0.1:" + free_port()}, {"ready"})));
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes", outer.err()) > 0; }));
+  const pid_t init = children_of(outer.pid()).at(0);
+  const auto entered = leave_orphan(init, "0.1");
+  CHECK(entered->wait() == ExitStatus::exited(0));
+  CHECK(wait_until([&] { return children_of(init).size() == 1; }, std::chrono::seconds(5)));  // the guard
+  ::kill(init, SIGTERM);
+  outer.wait();
+  check_nothing_left(outer);
 }
 
 TEST_CASE("a daemon that a worker leaves behind ends with the job", "[launcher]") {
@@ -80,7 +142,9 @@ TEST_CASE("processes of another job are left alone", "[launcher]") {
 }
 
 TEST_CASE("workers stop and go on with ddprun", "[launcher]") {
-  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"}));
+  Command command = job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"});
+  command.in_child = own_group;
+  Child ddprun(command);
   REQUIRE(ddprun.wait_for_output("ready ", 2));
   const auto all_are = [&](char state) {
     for (const pid_t pid : ddprun.processes())
@@ -98,7 +162,9 @@ TEST_CASE("workers stop and go on with ddprun", "[launcher]") {
 }
 
 TEST_CASE("a stopped job can be ended", "[launcher]") {
-  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "pause"}));
+  Command command = job({"--nproc-per-node=2"}, {"ready", "pause"});
+  command.in_child = own_group;
+  Child ddprun(command);
   REQUIRE(ddprun.wait_for_output("ready ", 2));
   ddprun.send_signal(SIGTSTP);
   CHECK(wait_until([&] { return state_of(ddprun.pid()) == 'T'; }));

@@ -44,10 +44,24 @@ class CheckSyntax(unittest.TestCase):
             ("a.txt", "text\n>>>>>>> theirs\n"),
             ("a.md", "[here](a.md#part), [there](https://example.org)\n[nowhere](b.md)\n"),
             ("a.md", "text\n`worker/gone.cpp`\n"),
+            ("a.cpp", "  if (x) y();\n  while (!done() && co_await next()) {\n  }\n"),
+            ("a.cpp", "bool both(bool a) {\n  co_return a || f(1, co_await g());\n}\n"),
+            ("a.h", "  first();\n  const int x = a ? co_await b() : 0;\n"),
+            ("a.h", "  first();\n  const int x = a ? 0 : co_await b();\n"),
         ]:
             status, output = self.check_files({name: text})
             self.assertEqual(status, 1, f"{name}: {output}")
             self.assertRegex(output, rf"(?m)^{name}:.*[23]\b")
+
+    def test_an_await_that_depends_on_nothing_passes(self):
+        text = """#if A && \\
+    B
+auto&& x = co_await f(a && b, c ? d : e);  // a && co_await b
+if (co_await g() && !a) h("x && ", '?');
+if (a && b) co_return co_await g(a || b, [&]() { return c; });
+for (auto y : co_await z()) {}
+"""
+        self.assertEqual(self.check_files({"a.cpp": text}), (0, "1 files, 0 faults\n"))
 
     def test_a_folder_without_git_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:

@@ -42,6 +42,22 @@ local \$LOCAL_RANK of \$LOCAL_WORLD_SIZE, group \$GROUP_RANK of \$GROUP_WORLD_SI
   passed "several tasks a node are the workers"
 }
 
+# Each task has a ddprun of its own, and only rank 0 prints.
+silent_tasks() {
+  cat >program.sh <<'PROGRAM'
+i=0
+while [ $i -lt 20 ]; do
+  [ "$RANK" != 0 ] || echo "step $i"
+  i=$((i + 1))
+  sleep 0.25
+done
+PROGRAM
+  # shellcheck disable=SC2016
+  submit --nodes=2 --ntasks-per-node=2 --output=silent.out --wrap='srun $ddprun --hang-timeout=2 --node-timeout=2 sh ./program.sh'
+  expect_end COMPLETED 0:0
+  passed "rank 0's output keeps silent tasks alive"
+}
+
 two_jobs_in_a_step() {
   # shellcheck disable=SC2016
   submit --nodes=2 --output=two.out --wrap='srun sh -c "$ddprun sh -c \"echo first \\\$RANK of \\\$WORLD_SIZE\" &&
@@ -51,6 +67,22 @@ two_jobs_in_a_step() {
   expect_line two.out "first 1 of 2"
   for rank in 0 1 2 3; do expect_line two.out "second $rank of 4"; done
   passed "two jobs one after the other in a step"
+}
+
+# A worker submits the next job, which inherits its variables, and waits for the nodes until this one has ended.
+submitted_by_a_worker() {
+  cat >next.sh <<'BATCH'
+#!/bin/sh
+#SBATCH --nodes=2 --output=next.out
+srun $ddprun --nproc-per-node=2 --join-timeout=30 sh -c 'echo next: rank $RANK of $WORLD_SIZE'
+BATCH
+  # shellcheck disable=SC2016
+  submit --nodes=2 --output=submitting.out --wrap='srun $ddprun sh -c "[ \$RANK = 1 ] || sbatch --parsable next.sh > next.job"'
+  expect_end COMPLETED 0:0
+  job=$(cat next.job)
+  expect_end COMPLETED 0:0
+  for rank in 0 1 2 3; do expect_line next.out "next: rank $rank of 4"; done
+  passed "a job that a worker submits is one over both nodes"
 }
 
 # A program that does not end by itself, with a child that ignores SIGTERM; and the pid of each node's ddprun.
@@ -89,7 +121,9 @@ lost() {
 exit_code
 readme_line
 several_tasks_a_node
+silent_tasks
 two_jobs_in_a_step
+submitted_by_a_worker
 cancelled
 lost 0
 lost 1

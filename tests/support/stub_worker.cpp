@@ -134,6 +134,36 @@ void spawn_child(bool ignores_term) {
   for (;;) ::pause();
 }
 
+int loader = -1;
+
+/// A child that answers a byte with a byte, as a process that loads data, until SIGTERM.
+void spawn_loader() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) die("cannot make a pair of sockets");
+  if (::fork() != 0) {
+    ::close(ends[1]);
+    loader = ends[0];
+    return;
+  }
+  ::close(ends[0]);
+  ::signal(SIGTERM, [](int) {
+    say("loader ends by SIGTERM");
+    ::_exit(0);
+  });
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  char byte;
+  while (::read(ends[1], &byte, 1) == 1)
+    if (::write(ends[1], &byte, 1) != 1) break;
+  for (;;) ::pause();
+}
+
+bool load() {
+  char byte = 'x';
+  return ::send(loader, &byte, 1, MSG_NOSIGNAL) == 1 && ::read(loader, &byte, 1) == 1;
+}
+
 /// A process that has left its parent, group and session, like a daemon.
 void spawn_daemon() {
   int ready[2];
@@ -337,6 +367,14 @@ class Script {
       {"child", {false, [](auto&) { spawn_child(false); }}},
       {"stubborn-child", {false, [](auto&) { spawn_child(true); }}},
       {"daemon", {false, [](auto&) { spawn_daemon(); }}},
+      {"loader", {false, [](auto&) { spawn_loader(); }}},
+      {"load", {false, [](auto&) { load() ? say("loaded") : die("the loader has ended"); }}},
+      {"loader-ends",
+       {false,
+        [](auto&) {
+          while (load()) ::usleep(1000);
+          say("the loader has ended");
+        }}},
       {"wait-for-file",
        {true,
         [](auto& path) {

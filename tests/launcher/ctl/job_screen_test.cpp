@@ -10,6 +10,7 @@
 namespace ddprun::launcher {
 namespace {
 
+using test::ContainsSubstring;
 using View = nlohmann::ordered_json;
 
 View rank_view(int rank, double own) {

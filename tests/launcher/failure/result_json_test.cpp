@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <boost/asio/io_context.hpp>
 #include <csignal>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +12,7 @@
 #include <ddprun/common/files.h>
 #include "launcher/events/events_json.h"
 #include "tests/support/catch.h"
+#include "tests/support/child.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -192,34 +194,36 @@ TEST_CASE("events have the fields that they need and no others", "[events_json]"
 }
 
 TEST_CASE("events are appended and are there at once", "[events_json]") {
+  boost::asio::io_context io;
   const TempDir folder;
   const auto path = folder.path() / "events.jsonl";
   const EventRecord started = event(EventRecord::Kind::kStarted, 1s);
   const std::string line = to_json_line(started, kClock);
   {
-    EventsJson log(path, kClock);
+    EventsJson log(io, path, kClock);
     log.add(started);
-    CHECK(read_file(path) == line);
+    CHECK(test::wait_until([&] { return read_file(path) == line; }));
     log.add(started);
   }
-  EventsJson(path, kClock).add(started);
+  EventsJson(io, path, kClock).add(started);
   CHECK(read_file(path) == line + line + line);
   CHECK(fs::status(path).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
 }
 
 TEST_CASE("a link is not followed, a missing folder is refused, a full disk ends no job", "[events_json]") {
+  boost::asio::io_context io;
   const TempDir folder;
   const auto target = folder.path() / "target";
   const auto link = folder.path() / "link";
   write_file_atomic(target, "");
   fs::create_symlink(target, link);
   for (const fs::path& path : {link, fs::path("/nowhere/events"), folder.path()})
-    CHECK_THROWS_AS(EventsJson(path, kClock), UsageError);
-  EventsJson full("/dev/full", kClock);
+    CHECK_THROWS_AS(EventsJson(io, path, kClock), UsageError);
+  EventsJson full(io, "/dev/full", kClock);
   full.add(event(EventRecord::Kind::kStarted, 0s));
   full.add(event(EventRecord::Kind::kFinished, 0s));
   CHECK(read_file(target).empty());
-  EventsJson(std::nullopt, kClock).add(event(EventRecord::Kind::kStarted, 0s));
+  EventsJson(io, std::nullopt, kClock).add(event(EventRecord::Kind::kStarted, 0s));
 }
 
 }  // namespace

@@ -113,6 +113,21 @@ TEST_CASE("eu-stack shows the stacks of every thread, stopped or not", "[stack_d
   CHECK(wait_until([&] { return state_of(child->pid()) == 'T'; }));
 }
 
+TEST_CASE("many ranks are looked at a few at a time", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  std::vector<StackTarget> targets;
+  for (int rank = 0; rank < 2000; ++rank) targets.push_back({rank, child->pid()});
+  StackDump dump(targets, folder.path(), {});
+  CHECK(dump.looking());  // the event loop goes on meanwhile
+  CHECK_FALSE(dump.advance());
+  const auto results = run(dump);
+  CHECK(std::ranges::all_of(results, [](const StackResult& result) {
+    return read_file(result.file).find("stub_worker") != std::string::npos;
+  }));
+}
+
 TEST_CASE("the stacks of every thread are there", "[stack_dump]") {
   const TempDir folder;
   const auto child = worker({"thread", "thread", "ready", "pause"});

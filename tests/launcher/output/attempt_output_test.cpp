@@ -152,6 +152,13 @@ TEST_CASE("a progress bar that clears itself leaves no line", "[attempt_output]"
   CHECK(read_available(rig.out.ours) == "[d0]:done\n");
 }
 
+TEST_CASE("a progress bar that is overwritten with spaces leaves no line", "[attempt_output]") {
+  OutputRig rig(make_terminal());
+  rig.start(0, {to_console("[d0]:"), to_nowhere()}, [] { put(1, "done\n10%|##   |\r          \r"); });
+  rig.drain();
+  CHECK(read_available(rig.out.ours) == "[d0]:done\n");
+}
+
 TEST_CASE("on a terminal a prompt and a progress bar are seen before their line ends", "[attempt_output]") {
   OutputRig rig(make_terminal());
   const Ends go = make_pipe();

@@ -1,5 +1,8 @@
 #include "launcher/output/console.h"
 
+#include <cstdlib>
+
+#include <ddprun/common/worker_env.h>
 #include "tests/launcher/output/output_rig.h"
 #include "tests/support/catch.h"
 
@@ -74,16 +77,14 @@ TEST_CASE("a console whose reader is slow has no room, until it is read", "[cons
   rig.io.restart();
   rig.io.poll();
   CHECK_FALSE(room);
-  CHECK_FALSE(out.flushed());
 
   // Nobody else who has the descriptor may find it changed.
   CHECK((::fcntl(rig.out.theirs.get(), F_GETFL) & O_NONBLOCK) == 0);
   std::string read;
   CHECK(run_until(rig.io, [&] {
     read += read_available(rig.out.ours);
-    return read.size() == written;
+    return read.size() == written && room;
   }));
-  CHECK(room);
   CHECK_FALSE(forgotten_called);
   CHECK(read.find_first_not_of("x\n") == std::string::npos);
 }
@@ -201,15 +202,57 @@ TEST_CASE("ddprun's own message starts on its own line", "[console]") {
   ConsoleRig rig(make_terminal());
   rig.console.out()->show_transient(&rig.a, "10%");
   rig.shown();
-  rig.console.make_way();
-  CHECK(read_available(rig.out.ours) == kClear);  // at once
-  put(rig.out.theirs.get(), "ddprun: warning: hot\n");
-  CHECK(rig.shown() == "ddprun: warning: hot\n" + drawn("10%"));
+  rig.console.out()->write_own("ddprun: warning: hot\n");
+  CHECK(rig.shown() == std::string(kClear) + "ddprun: warning: hot\n" + drawn("10%"));
 
   ConsoleRig piped(make_pipe());
-  piped.console.out()->write(&piped.a, "", "open");
-  piped.console.make_way();
-  CHECK(read_available(piped.out.ours) == "open\n");
+  piped.console.out()->write(&piped.a, "[a]:", "open");
+  piped.console.out()->write_own("ddprun: warning: hot\n");
+  piped.console.out()->write(&piped.a, "[a]:", "end\n");
+  CHECK(piped.shown() == "[a]:open\nddprun: warning: hot\n[a]:end\n");
+}
+
+TEST_CASE("a reader that does not read costs the oldest of ddprun's messages, and says how many",
+          "[console]") {
+  ConsoleRig rig(make_pipe());
+  ConsoleSink& out = *rig.console.out();
+  const std::string worker = std::string(63, 'x') + "\n";
+  while (out.has_room()) out.write(&rig.a, "", worker);
+  const int messages = 2 * static_cast<int>(ConsoleSink::kMostOwn) / 16;
+  for (int i = 0; i < messages; ++i) {
+    const std::string number = std::to_string(10000000 + i);
+    out.write_own("message " + number.substr(1) + "\n");  // 16 bytes
+  }
+  std::string shown;
+  const std::string last = std::to_string(10000000 + messages - 1).substr(1);
+  REQUIRE(run_until(rig.io, [&] {
+    shown += read_available(rig.out.ours);
+    return shown.find("message " + last + "\n") != std::string::npos;
+  }));
+  CHECK_THAT(shown, ContainsSubstring("xx\nddprun: warning: " + std::to_string(messages / 2) +
+                                      " messages are missing here"));
+  CHECK(count_of("\nmessage ", shown) == messages / 2);
+}
+
+TEST_CASE("draining waits for what workers wrote, not for ddprun's messages", "[console]") {
+  ConsoleRig rig(make_pipe());
+  rig.console.out()->write(&rig.a, "", "line\n");
+  rig.shown();
+  for (int i = 0; i < 3; ++i) rig.console.out()->write_own(std::string(1 << 16, 'm') + "\n");
+  CHECK(run(rig.io, rig.console.drain(steady_clock::now() + kDeadline)) == true);
+  const auto start = steady_clock::now();
+  rig.console.finish(std::chrono::milliseconds(100));
+  CHECK(steady_clock::now() - start >= std::chrono::milliseconds(100));
+}
+
+TEST_CASE("no escape sequences go to a terminal that understands none", "[console]") {
+  const std::string before = process_env("TERM").value_or("");
+  ::setenv("TERM", "dumb", 1);
+  ConsoleRig rig(make_terminal());
+  ::setenv("TERM", before.c_str(), 1);
+  rig.console.out()->show_transient(&rig.a, "10%");
+  rig.console.out()->write(&rig.a, "[a]:", "100%\n");
+  CHECK(rig.shown() == "[a]:100%\n");
 }
 
 }  // namespace

@@ -101,6 +101,27 @@ TEST_CASE("a folder of another user is refused", "[log_file]") {
   CHECK_THROWS_AS(LogFile(root, "theirs/file"), IoError);
 }
 
+TEST_CASE("a folder is safe, unsafe, or on a share whose owners and modes mean nothing", "[log_file]") {
+  const auto status = [](uid_t owner, mode_t mode) {
+    struct stat info {};
+    info.st_uid = owner;
+    info.st_mode = mode;
+    return info;
+  };
+  const auto trust = [&](const struct stat& folder, const struct stat& file) {
+    return folder_trust(folder, &file, /*us=*/1000);
+  };
+  using enum FolderTrust;
+  CHECK(trust(status(1000, 0700), status(1000, 0600)) == kSafe);
+  CHECK(trust(status(1000, 0777), status(1000, 0600)) == kUnsafe);
+  CHECK(trust(status(12345, 0700), status(1000, 0600)) == kUnsafe);
+  CHECK(trust(status(1000, 0777), status(1000, 0777)) == kUnknown);    // SMB
+  CHECK(trust(status(0, 0755), status(0, 0644)) == kUnknown);          // gcsfuse, mounted by root
+  CHECK(trust(status(65534, 0700), status(65534, 0600)) == kUnknown);  // NFS with root_squash
+  CHECK(trust(status(65534, 0777), status(65534, 0600)) == kUnsafe);
+  CHECK(folder_trust(status(65534, 0777), nullptr, 1000) == kUnsafe);
+}
+
 TEST_CASE("a log folder that is a file is an error naming it", "[log_file]") {
   const TempDir temp;
   write_file_atomic(temp.path() / "file", "");

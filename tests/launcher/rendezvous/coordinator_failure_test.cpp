@@ -68,6 +68,19 @@ TEST_CASE("a hang is retried, and finally ends with 124", "[coordinator]") {
   CHECK(rig.last<End>(rig.a).exit_code == 124);
 }
 
+TEST_CASE("all nodes dump their stacks after a hang or a timeout, and after nothing else", "[coordinator]") {
+  for (const auto& [end, dump] : {std::pair<AttemptEnd, bool>(Hung{}, true),
+                                  {TimedOut{}, true},
+                                  {WorkerFailed{ExitStatus::exited(124)}, false}}) {
+    TwoNodes rig;
+    rig.say(rig.a, Failed{0, end, "it went wrong"});
+    CHECK(rig.last<End>(rig.b) == End{124, "it went wrong", dump});
+  }
+  TwoNodes rig(1);
+  rig.say(rig.a, Failed{0, Hung{}, "rank 0 hangs"});
+  CHECK(rig.last<Stop>(rig.b) == Stop{0, "rank 0 hangs; restart 1 of 1", true});
+}
+
 TEST_CASE("each pause before a restart is longer, counted from the last worker's end", "[coordinator]") {
   auto settings = job(2, 2, 2);
   settings.restarts.backoff = 1s;

@@ -10,6 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::CoordinatorRig;
+using test::failed;
 using test::job;
 using test::TwoNodes;
 

@@ -86,6 +86,12 @@ class CoordinatorRig {
     collect();
   }
 
+  bool hand_over(const std::string& id) {
+    const bool goes_on = coordinator_.hand_over(id, "node a received SIGTERM");
+    collect();
+    return goes_on;
+  }
+
   void end(int exit_code, const std::string& reason) {
     coordinator_.end(exit_code, reason);
     collect();
@@ -97,7 +103,7 @@ class CoordinatorRig {
     for (auto next = coordinator_.next_tick(); next <= until; next = coordinator_.next_tick()) {
       now_ = std::max(now_, next);
       for (const auto& [id, messages] : got_)
-        if (silent.count(id) == 0) coordinator_.receive(id, Beat{}, "", now_);
+        if (silent.count(id) == 0) coordinator_.receive(id, beat_of(id), "", now_);
       tick();
     }
     now_ = until;
@@ -162,6 +168,11 @@ class CoordinatorRig {
   Coordinator::Time now() const { return now_; }
 
   std::set<Id> silent;
+  /// When each node's workers last showed a sign of life, for its beats; none: they say nothing about it.
+  std::map<Id, Coordinator::Time> signs;
+  Beat last_beat;  ///< that a node got
+
+  Beat beat_of(Id id) const { return signs.contains(id) ? beat_with({signs.at(id), now_}, now_) : Beat{}; }
 
  private:
   void tick() {
@@ -171,7 +182,10 @@ class CoordinatorRig {
 
   void collect() {
     for (auto& [id, message] : coordinator_.take_messages()) {
-      if (std::holds_alternative<Beat>(message)) continue;
+      if (const auto* beat = std::get_if<Beat>(&message)) {
+        last_beat = *beat;
+        continue;
+      }
       got_[id].push_back(message);
       untold_.emplace_back(id, std::move(message));
     }

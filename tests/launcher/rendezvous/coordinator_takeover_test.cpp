@@ -310,5 +310,53 @@ TEST_CASE("the first successor has asked silent hosts twice before the second on
   CHECK(connect_timeout_after_loss(60s) == 5s);
 }
 
+/// Node "a" has the coordinator.
+std::vector<CoordinatorRig::Id> form_with_ids(CoordinatorRig& rig, const std::vector<std::string>& names) {
+  std::vector<CoordinatorRig::Id> ids;
+  for (const std::string& name : names) {
+    Join join = rig.wish(name);
+    join.id = name;
+    ids.push_back(rig.join(join));
+  }
+  rig.obey();
+  return ids;
+}
+
+TEST_CASE("a coordinator whose node's user ends it hands an elastic job over at once", "[takeover]") {
+  CoordinatorRig rig(with_successors(job(1, 3)));
+  const auto ids = form_with_ids(rig, {"a", "b", "c"});
+  REQUIRE(rig.round_of(ids[1]) == 0);
+  CHECK(rig.hand_over("a"));
+  CHECK(rig.resigned());
+  for (const auto id : ids)
+    CHECK(rig.last<Stop>(id) == Stop{0, "node a received SIGTERM, and another one takes its place"});
+  for (const auto id : ids) rig.lose(id);
+  rig.pass(100s);
+  CHECK_FALSE(rig.ended());
+  CHECK_FALSE(rig.hand_over("a"));
+}
+
+TEST_CASE("a job that cannot go on without the coordinator's node is not handed over", "[takeover]") {
+  CoordinatorRig fixed(with_successors(job(2, 2, 3))), single(job(1, 2)), early(with_successors(job(1, 3)));
+  form_with_ids(fixed, {"a", "b"});
+  form_with_ids(single, {"a", "b"});
+  form_with_ids(early, {"a", "b"});  // has not begun: nobody would take its place
+  for (CoordinatorRig* rig : {&fixed, &single, &early}) {
+    CHECK_FALSE(rig->hand_over("a"));
+    CHECK_FALSE(rig->resigned());
+  }
+}
+
+TEST_CASE("a coordinator whose node only stands by hands over a job of fixed size", "[takeover]") {
+  auto settings = with_successors(job(2, 2));
+  settings.spares = 1;
+  CoordinatorRig rig(settings);
+  const auto ids = form_with_ids(rig, {"b", "c", "a"});
+  REQUIRE(rig.round_of(ids[2]) == -1);
+  CHECK(rig.hand_over("a"));
+  CHECK(rig.count<Stop>(ids[0]) == 1);
+  CHECK(rig.count<Stop>(ids[2]) == 0);
+}
+
 }  // namespace
 }  // namespace ddprun::launcher

@@ -85,13 +85,17 @@ void TakeoverSimulation::run() {
 void TakeoverSimulation::disturb() {
   const Host host = below(static_cast<unsigned>(hosts_.size()));
   disturbed_ = true;
-  switch (below(6)) {
+  switch (below(7)) {
     case 0:
     case 1:
       return kill(host, /*with_power=*/chance(40));
     case 2:
       hosts_[host].paused_until = now_ + up_to(kPause.count());
       return note(host, "pauses");
+    case 3:
+      for (Host each = 0; each < hosts_.size(); ++each)
+        if (listens(each) && now_ >= hosts_[each].paused_until) return leave(each);
+      return;
     default:
       for (int& side : side_) side = static_cast<int>(below(2));
       note(0, "the network breaks");
@@ -116,6 +120,18 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
     }
   }
   hang_up(host);
+}
+
+/// Its user ends the coordinator's node.
+void TakeoverSimulation::leave(Host host) {
+  if (!hosts_[host].coordinator->hand_over(id_of(host), "its user ends it")) return;
+  note(host, "hands over");
+  deliver(host);
+  kill(host, /*with_power=*/false);
+}
+
+std::string TakeoverSimulation::id_of(Host host) const {
+  return endpoint_of(host).host + " " + std::to_string(hosts_[host].life);
 }
 
 /// A new program, which knows nothing of the job. At the first endpoint one that reaches no coordinator would
@@ -204,7 +220,7 @@ void TakeoverSimulation::connect(Host host, Host to) {
   join.min_nodes = settings_.min_nodes;
   join.max_nodes = settings_.max_nodes;
   join.former = program.told;
-  join.id = join.node + " " + std::to_string(program.life);
+  join.id = id_of(host);
   send(id, join);
   beat(host, id);
 }

@@ -22,11 +22,11 @@ using namespace launcher;
 
 /// An elastic job, or one of a fixed size with a spare, of 2 to 6 hosts, of which some may have the
 /// coordinator one after the other, over a network that breaks in two, while hosts fall out, programs die,
-/// start again and pause; all of it from one seed. The promises: once a coordinator's round has begun, one
-/// that was before it begins none, but where it has just woken: that one ends, with its nodes' workers, as
-/// soon as it has noticed; no node is sent away before it has succeeded, but where one that has started again
-/// took its place; every exit code has its cause; once nothing disturbs them, nodes that can go on do so long
-/// before
+/// start again and pause, and users end the coordinator's node; all of it from one seed. The promises: once a
+/// coordinator's round has begun, one that was before it begins none, but where it has just woken: that one
+/// ends, with its nodes' workers, as soon as it has noticed; no node is sent away before it has succeeded,
+/// but where one that has started again took its place; every exit code has its cause; once nothing disturbs
+/// them, nodes that can go on do so long before
 /// --join-timeout; and every program ends in time.
 class TakeoverSimulation {
  public:
@@ -94,9 +94,11 @@ class TakeoverSimulation {
 
   void disturb();
   void kill(Host host, bool with_power);
+  void leave(Host host);
   void start_again(Host host);
   bool reach(Host a, Host b) const;
   bool listens(Host host) const;
+  std::string id_of(Host host) const;
   Life life_of(Host host) const { return {host, hosts_[host].life}; }
   bool has_started(Life life) const { return std::count(starters_.begin(), starters_.end(), life) > 0; }
 

@@ -20,14 +20,19 @@ SignsOfLife ended(SignsOfLife worker) {
   return worker;
 }
 
-std::vector<std::size_t> hung(const std::vector<SignsOfLife>& workers, int now) {
-  const auto verdict = judge_hang(workers, at(kStart), kTimeout, at(now));
+/// On one node, unless others are known of.
+std::vector<std::size_t> hung(const std::vector<SignsOfLife>& workers, int now,
+                              std::optional<KnownSigns> job = {}) {
+  const auto verdict =
+      judge_hang(workers, at(kStart), kTimeout, at(now), job.value_or(KnownSigns{{}, at(now)}));
   const auto* held = std::get_if<Hung>(&verdict);
   return held == nullptr ? std::vector<std::size_t>() : held->workers;
 }
 
-HangClock::time_point look_again(const std::vector<SignsOfLife>& workers, int now) {
-  const auto verdict = judge_hang(workers, at(kStart), kTimeout, at(now));
+HangClock::time_point look_again(const std::vector<SignsOfLife>& workers, int now,
+                                 std::optional<KnownSigns> job = {}) {
+  const auto verdict =
+      judge_hang(workers, at(kStart), kTimeout, at(now), job.value_or(KnownSigns{{}, at(now)}));
   REQUIRE(std::holds_alternative<LookAgain>(verdict));
   return std::get<LookAgain>(verdict).at;
 }
@@ -85,8 +90,27 @@ TEST_CASE("what a worker showed before its end counts for those that never sent 
   CHECK(look_again({ended(beaten(155)), silent()}, 160) == at(215));
 }
 
+TEST_CASE("the signs of another node keep those that never sent a heartbeat alive", "[hang_policy]") {
+  CHECK(hung({silent(), silent()}, 170, KnownSigns{at(150), at(169)}).empty());
+  CHECK(look_again({silent(), silent()}, 170, KnownSigns{at(150), at(169)}) == at(210));
+  CHECK(hung({silent(), silent()}, 211, KnownSigns{at(150), at(210)}) == Indices{0, 1});
+  CHECK(hung({printed(155), silent()}, 215, KnownSigns{at(150), at(215)}) == Indices{1, 0});
+}
+
+TEST_CASE("what is not known of the other nodes yet makes no worker hang", "[hang_policy]") {
+  CHECK(hung({silent()}, 500, KnownSigns{}).empty());
+  CHECK(hung({printed(155)}, 500, KnownSigns{at(150), at(214)}).empty());
+  CHECK(look_again({silent()}, 500, KnownSigns{}) == HangClock::time_point::max());
+  CHECK(hung({printed(155)}, 500, KnownSigns{at(150), at(215)}) == Indices{0});
+}
+
+TEST_CASE("a worker whose heartbeats stop hangs whatever is known of the other nodes", "[hang_policy]") {
+  CHECK(hung({beaten(140), silent()}, 200, KnownSigns{}) == Indices{0});
+  CHECK(hung({beaten(140)}, 200, KnownSigns{at(199), at(199)}) == Indices{0});
+}
+
 TEST_CASE("a stop of ddprun itself is nobody's silence", "[hang_policy]") {
-  const auto verdict = judge_hang({beaten(110), silent()}, at(500), kTimeout, at(510));
+  const auto verdict = judge_hang({beaten(110), silent()}, at(500), kTimeout, at(510), {{}, at(510)});
   REQUIRE(std::holds_alternative<LookAgain>(verdict));
   CHECK(std::get<LookAgain>(verdict).at == at(560));
 }

@@ -151,9 +151,9 @@ TEST_CASE("a driver that fails is named, and auto computes on the CPU", "[cuda_b
         choose_device(DeviceChoice::kCuda, 0),
         ContainsSubstring("--device=cuda: expected an NVIDIA GPU, but ") && ContainsSubstring(reason));
     int warnings = 0;
-    before_logging([&] { ++warnings; });
+    log_to([&](const std::string&) { ++warnings; });
     CHECK(choose_device(DeviceChoice::kAuto, 0).device == at::Device(at::kCPU));
-    before_logging({});
+    log_to({});
     CHECK(warnings == 1);
   }
 }

@@ -207,7 +207,7 @@ TEST_CASE("a TorchScript model trains as the module it was made of", "[own_progr
 TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") {
   on_own_ranks(2, [](const Context& ctx) {
     static int warnings = 0;
-    before_logging([] { ++warnings; });
+    log_to([](const std::string&) { ++warnings; });
     DistributedDataParallel<OwnNet> model(ctx, OwnNet());
     const auto input = torch::ones({2, 3});
     for (int step = 0; step < 2; ++step) {
@@ -220,7 +220,7 @@ TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") 
     ensure(warnings == 0, "nothing is wrong yet");
     for (int step = 0; step < 3; ++step) model->forward(input).sum().backward();
     ensure(warnings == 1, "one warning");
-    before_logging({});
+    log_to({});
   });
 }
 

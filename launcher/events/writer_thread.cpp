@@ -1,0 +1,191 @@
+#include "launcher/events/writer_thread.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+
+namespace ddprun::launcher {
+namespace asio = boost::asio;
+
+/// What the loop and the thread share. The thread keeps it alive if what it writes to stalls for longer than
+/// the job.
+struct WriterThread::Queue {
+  struct Piece {
+    std::shared_ptr<WriteTarget> target;
+    std::string bytes;
+  };
+
+  explicit Queue(std::size_t size) : full(size) {}
+  void tell_loop() const { ::eventfd_write(event.get(), 1); }
+  bool has_news() const { return (waits_for_room && bytes < full / 2) || written >= awaited; }
+
+  static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
+
+  const std::size_t full;
+  UniqueFd event;  // once the thread has started
+  std::mutex mutex;
+  std::condition_variable wake_up, all_written;
+  std::deque<Piece> pieces;
+  std::size_t bytes = 0;      // of the pieces, including the one being written
+  std::uint64_t written = 0;  // ever
+  std::vector<std::string> warnings;
+  bool waits_for_room = false;       // the loop does
+  std::uint64_t awaited = kNothing;  // how much the loop waits to be written
+  bool stop = false;
+};
+
+WriterThread::WriterThread(asio::io_context& io, std::size_t full)
+    : full_(full), queue_(std::make_shared<Queue>(full)), news_(io), drained_(io) {}
+
+WriterThread::~WriterThread() {
+  const std::unique_lock lock(queue_->mutex);
+  queue_->stop = true;
+  queue_->wake_up.notify_one();
+}
+
+/// Without a descriptor or a thread to be had, the loop itself has to write: better late than never.
+void WriterThread::start() {
+  if (started_) return;
+  started_ = true;
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
+  try {
+    queue_->event.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    const int news = ::fcntl(queue_->event.get(), F_DUPFD_CLOEXEC, 3);
+    if (news < 0) throw std::system_error(errno, std::generic_category());
+    news_.assign(news);
+    std::thread([queue = queue_] { run(queue); }).detach();
+    wait_for_news();
+    has_thread_ = true;
+  } catch (const std::system_error&) {
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void WriterThread::run(const std::shared_ptr<Queue>& queue) {
+  std::unique_lock lock(queue->mutex);
+  for (;;) {
+    queue->wake_up.wait(lock, [&] { return queue->stop || !queue->pieces.empty(); });
+    if (queue->pieces.empty()) return;
+    Queue::Piece piece = std::move(queue->pieces.front());
+    queue->pieces.pop_front();
+    lock.unlock();
+    piece.target->write(piece.bytes);
+    const std::size_t written = piece.bytes.size();
+    piece = {};
+    lock.lock();
+    queue->bytes -= written;
+    queue->written += written;
+    if (queue->has_news()) queue->tell_loop();
+    if (queue->bytes == 0) queue->all_written.notify_one();
+  }
+}
+
+WriterThread::Warn WriterThread::warn() const {
+  return [queue = std::weak_ptr(queue_)](const std::string& text) {
+    const auto shared = queue.lock();
+    if (!shared) return;
+    const std::lock_guard lock(shared->mutex);
+    shared->warnings.push_back(text);
+    shared->tell_loop();
+  };
+}
+
+void WriterThread::write(std::shared_ptr<WriteTarget> target, std::string bytes) {
+  start();
+  passed_ += bytes.size();
+  if (!has_thread_) {
+    queue_->written += bytes.size();
+    target->write(bytes);
+    return finish({});  // logs warnings
+  }
+  const std::lock_guard lock(queue_->mutex);
+  queue_->bytes += bytes.size();
+  queue_->pieces.push_back({std::move(target), std::move(bytes)});
+  queue_->wake_up.notify_one();
+}
+
+std::size_t WriterThread::waiting() const {
+  const std::lock_guard lock(queue_->mutex);
+  return queue_->bytes;
+}
+
+void WriterThread::when_room(Writer writer, std::function<void()> callback) {
+  start();
+  waiters_.push_back({writer, std::move(callback)});
+  const std::lock_guard lock(queue_->mutex);
+  queue_->waits_for_room = true;
+  if (queue_->has_news()) queue_->tell_loop();  // written in the meantime
+}
+
+void WriterThread::forget(Writer writer) {
+  std::erase_if(waiters_, [&](const Waiter& waiter) { return waiter.writer == writer; });
+}
+
+asio::awaitable<bool> WriterThread::drain(std::uint64_t bytes, std::optional<Clock::time_point> deadline) {
+  for (;;) {
+    {
+      const std::lock_guard lock(queue_->mutex);
+      if (queue_->written >= bytes && queue_->warnings.empty()) co_return true;
+      queue_->awaited = bytes;
+    }
+    drained_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await drained_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled) co_return false;
+  }
+}
+
+void WriterThread::finish(std::chrono::milliseconds patience) {
+  std::vector<std::string> warnings;
+  {
+    std::unique_lock lock(queue_->mutex);
+    queue_->all_written.wait_for(lock, patience, [&] { return queue_->bytes == 0; });
+    warnings.swap(queue_->warnings);
+  }
+  for (const std::string& text : warnings) log_warning(text);
+}
+
+void WriterThread::wait_for_news() {
+  news_.async_wait(news_.wait_read,
+                   [this, alive = std::weak_ptr(alive_)](const boost::system::error_code& error) {
+                     if (error || alive.expired()) return;
+                     handle_news();
+                     wait_for_news();
+                   });
+}
+
+void WriterThread::handle_news() {
+  eventfd_t ignored;
+  ::eventfd_read(news_.native_handle(), &ignored);
+  std::vector<std::string> warnings;
+  bool room;
+  {
+    const std::lock_guard lock(queue_->mutex);
+    warnings.swap(queue_->warnings);
+    room = queue_->bytes < full_ / 2;
+    if (room) queue_->waits_for_room = false;
+    if (queue_->written >= queue_->awaited) queue_->awaited = Queue::kNothing;
+  }
+  for (const std::string& text : warnings) log_warning(text);
+  if (room)
+    for (const Waiter& waiter : std::exchange(waiters_, {})) waiter.callback();
+  drained_.cancel();
+}
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,52 @@
+#include "launcher/failure/root_cause.h"
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include <ddprun/common/error_file.h>
+
+namespace ddprun::launcher {
+namespace {
+
+std::optional<ErrorSeen> error_seen(const std::filesystem::path& path) {
+  struct stat info {};
+  if (path.empty() || ::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
+    return {};
+  const auto error = read_error_file(path).error;
+  return ErrorSeen{error ? error->timestamp : 0,
+                   info.st_mtim.tv_sec * std::int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
+}
+
+bool is_older(const ErrorSeen& a, const ErrorSeen& b) {
+  if (a.reported > 0 && b.reported > 0 && a.reported != b.reported) return a.reported < b.reported;
+  return a.written_ns < b.written_ns;
+}
+
+}  // namespace
+
+std::vector<std::optional<ErrorSeen>> errors_seen(const std::vector<std::filesystem::path>& error_files) {
+  using Seen = std::vector<std::optional<ErrorSeen>>;
+  constexpr std::chrono::milliseconds kPatience{500};
+  std::packaged_task<Seen()> look([error_files] {
+    Seen seen;
+    for (const auto& path : error_files) seen.push_back(error_seen(path));
+    return seen;
+  });
+  auto result = look.get_future();
+  std::thread(std::move(look)).detach();  // a system call that never returns must not hold ddprun
+  if (result.wait_for(kPatience) == std::future_status::ready) return result.get();
+  return Seen(error_files.size());
+}
+
+std::size_t root_cause(std::size_t first, const std::vector<std::optional<ErrorSeen>>& seen) {
+  std::size_t root = first;
+  for (std::size_t i = 0; i < seen.size(); ++i)
+    if (seen[i] && (!seen[root] || is_older(*seen[i], *seen[root]))) root = i;
+  return root;
+}
+
+}  // namespace ddprun::launcher

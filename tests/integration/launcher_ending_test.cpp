@@ -1,0 +1,94 @@
+// How ddprun ends its workers: whom the signal reaches first, and what never keeps a job from an orderly end.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Long enough that a test which waits it out fails at its deadline.
+const std::string kNoHurry = "--shutdown-timeout=600";
+
+/// A shell's lines that put a file in the place of the job's log folder, once.
+const std::string kBreakLogs =
+    "if [ $LOCAL_RANK = 0 ]; then for job in \"$LOGS\"/*; do rm -r \"$job\"; : > \"$job\"; done; fi; ";
+
+TEST_CASE("a program that saves as it ends still has the processes that load its data", "[launcher]") {
+  const std::string wrapper =
+      GENERATE("", "sh -c '\"$@\"; exit' sh", "bash -c 'trap : TERM; \"$@\"; exit' bash",
+               "sh -c 'exec \"$@\"' sh", "env");
+  INFO(wrapper);
+  Command command =
+      script({"--nproc-per-node=2", kNoHurry}, "exec " + wrapper + " \"$STUB\" loader ready await load");
+  command.env["STUB"] = STUB_WORKER_PROGRAM;
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("got SIGTERM", ddprun.out()) == 2);
+  CHECK(count_of("loaded", ddprun.out()) == 2);
+  CHECK(count_of("loader ends by SIGTERM", ddprun.out()) == 2);  // afterwards, and not by SIGKILL
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("what ended with one rank's failure is asked in the same order", "[launcher]") {
+  const Finished run(job(
+      {"--nproc-per-node=2", kNoHurry},
+      {"--rank", "0", "loader", "listen-store-fd", "await", "load", "--rank", "1", "connect", "exit", "3"}));
+  CHECK(run.status == ExitStatus::exited(3));
+  CHECK(count_of("loaded", run.out) == 1);
+}
+
+TEST_CASE("with --signal-group all processes of a worker get the signal at once", "[launcher]") {
+  Child ddprun(
+      job({"--nproc-per-node=2", kNoHurry, "--signal-group"}, {"loader", "ready", "await", "loader-ends"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("the loader has ended", ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a restart whose log folder cannot be made shows its output on the console", "[restarts]") {
+  const TempDir folder;
+  Command command =
+      script({"--nproc-per-node=2", "--redirects=3", "--log-dir", folder.path(), "--max-restarts=1"},
+             "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { " + kBreakLogs +
+                 "[ $LOCAL_RANK = 0 ] || sleep 600; exit 3; }; echo restarted; [ -d "
+                 "\"${TORCHELASTIC_ERROR_FILE%/*}\" ]");
+  command.env["LOGS"] = folder.path();
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  for (const char* rank : {"0", "1"})
+    CHECK(count_of("[default" + std::string(rank) + "]:restarted\n", run.out) == 1);
+  CHECK(count_of("what would go to files there goes to the console, the job goes on", run.err) == 1);
+}
+
+TEST_CASE("a job that is too late ends in order where the log folder cannot be made", "[timeouts]") {
+  const std::string limit = GENERATE("--timeout=1", "--hang-timeout=1");
+  const TempDir folder;
+  Command command =
+      script({"--nproc-per-node=2", limit, "--log-dir", folder.path()},
+             kBreakLogs +
+                 "trap 'echo got a signal; exit' TERM ABRT; setsid sleep 600 & while :; do sleep 0.05; done");
+  command.env["LOGS"] = folder.path();
+  Child ddprun(command);
+  CHECK(ddprun.wait() == ExitStatus::exited(124));
+  CHECK(count_of("got a signal", ddprun.out()) == 2);
+  CHECK(count_of("no stacks there", ddprun.err()) == 1);
+  CHECK(ddprun.nothing_left());
+  int stacks = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(ddprun.temp_folder()))
+    stacks += entry.path().filename().string().starts_with("stacks_") ? 1 : 0;
+  CHECK(stacks == 2);
+}
+
+}  // namespace
+}  // namespace ddprun::test

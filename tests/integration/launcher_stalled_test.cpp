@@ -1,0 +1,99 @@
+// Readers of ddprun's output that do not read: neither signals nor time limits nor other nodes wait for them.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/integration/node_job.h"
+
+namespace ddprun::test {
+namespace {
+
+/// Gives the program a stderr that is full and that nobody reads. It holds the reading end itself, so that
+/// writing waits instead of failing.
+void with_full_stderr(Command& command) {
+  command.in_child = [] {
+    int ends[2];
+    if (::pipe(ends) != 0) ::_exit(99);
+    ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    while (::write(ends[1], "x", 1) == 1) {
+    }
+    ::fcntl(ends[1], F_SETFL, 0);
+    ::dup2(ends[1], STDERR_FILENO);
+  };
+}
+
+/// Only ddprun and its guard are left.
+bool workers_gone(const Child& ddprun) {
+  return wait_until([&] { return ddprun.processes().size() <= 2; });
+}
+
+TEST_CASE("a signal reaches the workers although nobody reads ddprun's messages", "[stalled]") {
+  Command command = job({"--nproc-per-node=2", "--shutdown-timeout=600"}, {"ready", "await"});
+  with_full_stderr(command);
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGUSR1);
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("got SIG", ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("the time limit ends workers whose stderr nobody reads, and two signals the wait for it",
+          "[stalled]") {
+  Command command = script({"--nproc-per-node=2", "--timeout=1"}, "echo ready; exec yes >&2");
+  with_full_stderr(command);
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready", 2));
+  REQUIRE(workers_gone(ddprun));
+  ddprun.send_signal(SIGTERM);
+  ddprun.send_signal(SIGINT);  // another one: two of a kind could become one
+  CHECK(ddprun.wait() == ExitStatus::exited(124));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a failure is the exit code although nobody reads the report", "[stalled]") {
+  Command command = script({"--nproc-per-node=2", "--max-restarts=1"}, "exit 7");
+  with_full_stderr(command);
+  Child ddprun(command);
+  CHECK(ddprun.wait() == ExitStatus::exited(7));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("events that nobody reads do not hold up the job", "[stalled]") {
+  const TempDir folder;
+  const std::string events = folder.path() / "events";
+  REQUIRE(::mkfifo(events.c_str(), 0600) == 0);
+  const UniqueFd full(::open(events.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  while (::write(full.get(), "x", 1) == 1) {
+  }
+  const Finished run(script({"--nproc-per-node=2", "--events-json", events}, "echo here"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("here", run.out) == 2);
+  CHECK(run.err.empty());
+}
+
+TEST_CASE("a coordinator whose messages nobody reads keeps its nodes", "[nodes][stalled]") {
+  NodeJob nodes;
+  const std::vector<std::string> flags = {"--nnodes=2", "--node-timeout=1", "--nproc-per-node=2"};
+  Command first = script(nodes.flags(flags), "echo begun; sleep 3; echo done");
+  with_full_stderr(first);
+  Child& coordinator = nodes.add(first);
+  nodes.start_script(flags, "sleep 3; echo done");
+  REQUIRE(coordinator.wait_for_output("begun", 2));
+  const UniqueFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<in_port_t>(std::stoi(nodes.port)));
+  REQUIRE(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::write(stranger.get(), "GET / HTTP/1.1\r\n\r\n", 18) == 18);  // worth a warning
+  CHECK(nodes.wait() == std::vector<ExitStatus>{ExitStatus::exited(0), ExitStatus::exited(0)});
+  CHECK(count_of("done", nodes.node(0).out()) == 2);
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,51 @@
+#include "launcher/workers/job_processes.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/child.h"
+
+namespace ddprun::launcher {
+namespace {
+
+using test::Child;
+
+/// The processes of a command that prints "ready" that get SIGTERM first; it leads a process group.
+std::size_t addressed(std::vector<std::string> argv, int signal = SIGTERM) {
+  test::Command command{std::move(argv), {{"STUB", STUB_WORKER_PROGRAM}, {"RANK", "0"}}};
+  command.in_child = [] { ::setsid(); };
+  const Child child(command);
+  REQUIRE(child.wait_for_output("ready"));
+  REQUIRE(child.wait_for_output("child "));
+  const auto found = program_of(child.pid(), signal);
+  CHECK(found.front() == child.pid());
+  return found.size();
+}
+
+TEST_CASE("a program that handles the signal gets it alone", "[job_processes]") {
+  CHECK(addressed({STUB_WORKER_PROGRAM, "child", "ready", "await"}) == 1);
+}
+
+TEST_CASE("whatever does not handle it passes it to its children", "[job_processes]") {
+  CHECK(addressed({STUB_WORKER_PROGRAM, "child", "ready", "pause"}) == 2);
+  CHECK(addressed({STUB_WORKER_PROGRAM, "ignore-term", "child", "ready", "pause"}) == 2);
+}
+
+TEST_CASE("a shell passes it to its child, whether or not it handles it, and the child to nobody",
+          "[job_processes]") {
+  CHECK(addressed({"sh", "-c", "\"$STUB\" child ready await; exit"}) == 2);
+  CHECK(addressed({"bash", "-c", "trap : TERM; \"$STUB\" child ready await; exit"}) == 2);
+  CHECK(addressed({"sh", "-c", "sh -c '\"$STUB\" child ready await; exit'; exit"}) == 3);
+  CHECK(addressed({"bash", "-c", "\"$STUB\" child ready await; exit"}, SIGINT) == 2);
+}
+
+TEST_CASE("a child in a group of its own is not addressed", "[job_processes]") {
+  CHECK(addressed({"sh", "-c", "setsid \"$STUB\" child ready await; exit"}) == 1);
+}
+
+}  // namespace
+}  // namespace ddprun::launcher
