@@ -165,6 +165,7 @@ class Job:
         for host, space in enumerate(soak.hosts):
             temp = self.temp / str(host)
             temp.mkdir(parents=True)
+            temp.chmod(0o700)  # else there is no socket
             environment = {**os.environ, "SOAK_HOST": str(host), "TMPDIR": str(temp), "DDPRUN_CONTROL_DIR": str(temp)}
             command = ["nsenter", f"--net=/proc/{space.pid}/ns/net", soak.arguments.ddprun, f"--nnodes={HOSTS}", f"--rdzv-endpoint=10.97.0.1:{PORT}",
                        f"--nproc-per-node={WORKERS}", "--rdzv-id=soak", "--max-restarts=1000000", "--tee=3", f"--log-dir={logs}/logs{host}",
