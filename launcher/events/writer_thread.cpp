@@ -1,6 +1,5 @@
 #include "launcher/events/writer_thread.h"
 
-#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include <boost/asio/redirect_error.hpp>
@@ -52,6 +51,7 @@ WriterThread::WriterThread(asio::io_context& io, std::size_t full)
     : full_(full), queue_(std::make_shared<Queue>(full)), news_(io), drained_(io) {}
 
 WriterThread::~WriterThread() {
+  if (news_.is_open()) news_.release();  // the queue's
   const std::unique_lock lock(queue_->mutex);
   queue_->stop = true;
   queue_->wake_up.notify_one();
@@ -66,9 +66,8 @@ void WriterThread::start() {
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
   try {
     queue_->event.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    const int news = ::fcntl(queue_->event.get(), F_DUPFD_CLOEXEC, 3);
-    if (news < 0) throw std::system_error(errno, std::generic_category());
-    news_.assign(news);
+    if (!queue_->event) throw std::system_error(errno, std::generic_category());
+    news_.assign(queue_->event.get());
     std::thread([queue = queue_] { run(queue); }).detach();
     wait_for_news();
     has_thread_ = true;

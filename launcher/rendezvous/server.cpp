@@ -122,7 +122,10 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     co_await connection->greet();
     for (;;) {
       const NodeMessage message = decode_node_message(co_await connection->read());
-      if (strangers_.erase(id) > 0) {  // its first message
+      if (strangers_.contains(id)) {
+        if (!std::holds_alternative<Join>(message))
+          throw ProtocolError("expected the first message to be a join, got another one");
+        strangers_.erase(id);
         connection->clear_time_limit();
         connections_.emplace(id, connection);
       }
@@ -139,7 +142,7 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     malformed = connection->greeted();
   }
   if (malformed) {
-    log_warning("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
+    warn("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
     connection->write(
         encode(Refused{reason}));  // with another token the node cannot read it, which tells it as much
     connection->finish(kRefusalTimeout);
@@ -160,6 +163,7 @@ asio::awaitable<void> CoordinatorServer::keep_time() {
     if (woken) continue;  // the next tick is now earlier
     coordinator_.tick(Coordinator::Clock::now());
     deliver();
+    if (const auto line = limit_.pass_rest(Coordinator::Clock::now())) log_warning(*line);
   }
 }
 
@@ -179,13 +183,17 @@ void CoordinatorServer::open_or_close_port() {
   }
 }
 
+void CoordinatorServer::warn(const std::string& line) {
+  if (const auto text = limit_.pass(line, Coordinator::Clock::now())) log_warning(*text);
+}
+
 /// Sends what the coordinator decided.
 void CoordinatorServer::deliver() {
   open_or_close_port();  // before the node of rank 0 reserves the port
   for (auto& [id, message] : coordinator_.take_messages()) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;
-    if (const auto* refused = std::get_if<Refused>(&message)) log_warning("refused: " + refused->reason);
+    if (const auto* refused = std::get_if<Refused>(&message)) warn("refused: " + refused->reason);
     found->second->write(encode(message));
     if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
   }

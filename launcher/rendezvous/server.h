@@ -14,6 +14,7 @@
 #include <ddprun/common/files.h>
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/coordinator.h"
+#include "launcher/rendezvous/line_limit.h"
 
 namespace ddprun::launcher {
 
@@ -57,6 +58,7 @@ class CoordinatorServer {
   boost::asio::awaitable<void> serve(std::shared_ptr<Connection> connection, Id id);
   boost::asio::awaitable<void> keep_time();
   void deliver();
+  void warn(const std::string& line);
   void listen(std::vector<UniqueFd> sockets);
   void open_or_close_port();
 
@@ -68,6 +70,7 @@ class CoordinatorServer {
   std::list<Acceptor> acceptors_;  ///< closed ones stay, because accept() still uses them
   std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have sent Join
   std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, oldest first
+  LineLimit limit_;                                        ///< of lines that anyone can cause
   boost::asio::steady_timer timer_;
   Id next_id_ = 0;
   std::function<void()> on_all_gone_;

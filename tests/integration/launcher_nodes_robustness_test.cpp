@@ -142,7 +142,7 @@ TEST_CASE("strangers do not use up the coordinator's descriptors", "[nodes]") {
   const std::string go = folder.path() / "go";
   const std::string text = "echo here; until [ -e " + go +
                            " ]; do sleep 0.02; done; [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 3";
-  constexpr rlim_t kFiles = 80;
+  constexpr rlim_t kFiles = 96;
   NodeJob nodes;
   Command first = script(nodes.flags({"--nnodes=2", "--max-restarts=1", "--nproc-per-node=2"}), text);
   first.in_child = [] {
@@ -159,7 +159,48 @@ TEST_CASE("strangers do not use up the coordinator's descriptors", "[nodes]") {
   REQUIRE(wait_until(
       [&] { return is_closed(strangers[0]) || count_of("Too many open files", nodes.node(0).err()) > 0; }));
   write_file_atomic(go, "");
+  const auto ends = nodes.wait();
+  INFO(nodes.node(0).err());
+  CHECK(ends == std::vector(2, ExitStatus::exited(0)));
+}
+
+/// What a ddprun without a token says first, and then this message.
+UniqueFd say_at(const std::string& port, const std::string& message) {
+  UniqueFd fd = connect_to(port);
+  const std::uint32_t length = htonl(static_cast<std::uint32_t>(message.size()));
+  const std::string bytes = std::string("ddprun\r\n\0\3\0\0", 12) + std::string(20, '\0') +
+                            std::string(reinterpret_cast<const char*>(&length), sizeof length) + message;
+  REQUIRE(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+  return fd;
+}
+
+TEST_CASE("who does not begin with a join is no node, and does not delay the end", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready"});
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes", nodes.node(0).err()) == 1; }));
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 20; ++i) strangers.push_back(say_at(nodes.port, R"({"type":"beat"})"));
+  for (const UniqueFd& fd : strangers)
+    REQUIRE(wait_until([&] { return is_closed(fd); }, std::chrono::seconds(5)));
+  nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready"});
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+  CHECK_THAT(nodes.node(0).err(),
+             ContainsSubstring("a connection from this host: expected the first message"));
+}
+
+TEST_CASE("a thousand strangers cause a few lines, of which one counts the others", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0", "--node-timeout=1"}, {"ready"});
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes", nodes.node(0).err()) == 1; }));
+  constexpr int kStrangers = 1000;
+  for (int i = 0; i < kStrangers; ++i) {
+    const UniqueFd fd = say_at(nodes.port, "nonsense");
+    REQUIRE(wait_until([&] { return is_closed(fd); }));
+  }
+  REQUIRE(wait_until([&] { return count_of("such lines were left out", nodes.node(0).err()) > 0; }));
+  nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready"});
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+  CHECK(count_of("a connection from this host", nodes.node(0).err()) < kStrangers / 10);
 }
 
 TEST_CASE("a job that is stopped on all nodes goes on when it is continued", "[nodes]") {
