@@ -9,11 +9,12 @@ a random end SIGTERM. Each worker that lives for --limit seconds after that has 
 without ddprun gets the same signal at the same time, and what it takes (the machine's own delay) is added to the limit.
 
   reader     ddprun's stdout and stderr are pipes of 4 KiB (one for both), read only now and then, and more is written than they hold
-  disk       the log files and --events-json are on an ext4 file system of our own (a loop device), frozen now and then (fsfreeze)
+  disk       the log files, --events-json and, on the last host, stdout and stderr are on an ext4 file system of our own (a loop device),
+             frozen now and then (fsfreeze)
   strangers  connect to the endpoint, 20 a second and 200 at once now and then: garbage, half greetings, half frames, a beat as first frame
   failures   workers fail at random; all start again (--max-restarts)
 
-After SIGTERM the disk thaws; what has not ended 2 s later gets a second SIGTERM, as the reader does not read, and --end seconds later
+After SIGTERM the disk thaws; what has not ended 2 s later gets two more, as the reader does not read, and --end seconds later
 nothing may be left: processes, temporary folders, sockets, listening ports. --keep has what the workers and ddprun wrote.
 """
 import argparse
@@ -164,17 +165,21 @@ class Job:
         for host, space in enumerate(soak.hosts):
             temp = self.temp / str(host)
             temp.mkdir(parents=True)
+            temp.chmod(0o700)  # else there is no socket
             environment = {**os.environ, "SOAK_HOST": str(host), "TMPDIR": str(temp), "DDPRUN_CONTROL_DIR": str(temp)}
             command = ["nsenter", f"--net=/proc/{space.pid}/ns/net", soak.arguments.ddprun, f"--nnodes={HOSTS}", f"--rdzv-endpoint=10.97.0.1:{PORT}",
                        f"--nproc-per-node={WORKERS}", "--rdzv-id=soak", "--max-restarts=1000000", "--tee=3", f"--log-dir={logs}/logs{host}",
                        f"--events-json={logs}/events-{number}-{host}.json", soak.worker, self.notes, 8 if "failures" in soak.faults else 0, "write"]
-            read, write = os.pipe2(os.O_CLOEXEC)
-            fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 4096)
-            os.set_blocking(read, False)
+            if soak.disk and host == HOSTS - 1:
+                write = os.open(logs / f"console-{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            else:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 4096)
+                os.set_blocking(read, False)
+                self.pipes.append(open(read, "rb", buffering=0))
             self.nodes.append(subprocess.Popen(list(map(str, command)), env=environment, stdin=subprocess.DEVNULL, stdout=write, stderr=write))
             os.close(write)
-            self.pipes.append(open(read, "rb", buffering=0))
-        self.output = [open(self.folder / f"out{host}", "wb") for host in range(HOSTS)]
+        self.output = [open(self.folder / f"out{host}", "wb") for host in range(len(self.pipes))]
 
     def read(self):
         for pipe, output in zip(self.pipes, self.output):
@@ -237,7 +242,7 @@ class Job:
         return names
 
     def end(self, host):
-        """SIGTERM to one node; returns seconds until all had ended, whether a second signal was needed, and breaches."""
+        """SIGTERM to one node; returns seconds until all had ended, whether more signals were needed, and breaches."""
         breaches = [f"node {host} ended by itself, with {node.returncode}" for host, node in enumerate(self.nodes) if node.poll() is not None]
         self.send("TERM", host)
         at = time.monotonic()
@@ -247,19 +252,21 @@ class Job:
         second = not self.wait_until(ended, 2)
         if second:
             again = time.monotonic()
-            for node in self.nodes:
-                if node.poll() is None:
+            for _ in range(2):  # the other nodes have had none yet
+                for node in self.nodes:
                     node.send_signal(signal.SIGTERM)
+                self.wait_until(ended, 0.1)
             if not self.wait_until(ended, self.soak.arguments.end):
-                late = [host for host, node in enumerate(self.nodes) if node.poll() is None]
-                breaches.append(f"nodes {late} had not ended {time.monotonic() - again:.1f} s after a second SIGTERM")
+                waits_in = lambda pid: pathlib.Path(f"/proc/{pid}/wchan").read_text()
+                late = {host: waits_in(node.pid) for host, node in enumerate(self.nodes) if node.poll() is None}
+                breaches.append(f"nodes {late} had not ended {time.monotonic() - again:.1f} s after more SIGTERMs")
         took = time.monotonic() - at
         for node in self.nodes:
             if node.poll() is None:
                 node.kill()
         self.read()
-        for pipe in self.pipes:
-            pipe.close()
+        for file in self.pipes + self.output:
+            file.close()
         for node in self.nodes:
             node.wait()
         if not wait_until(lambda: not self.left(), self.soak.arguments.end):
@@ -271,7 +278,7 @@ class Soak:
     def __init__(self, arguments, folder):
         self.arguments, self.folder, self.chance = arguments, folder, random.Random(arguments.seed)
         self.faults, self.hosts, self.disk, self.stranger = set(arguments.faults.split(",")), [], None, None
-        self.counts = dict.fromkeys(["jobs", "starts of workers", "times the disk froze", "times the reader stopped", "second SIGTERM needed"], 0)
+        self.counts = dict.fromkeys(["jobs", "starts of workers", "times the disk froze", "times the reader stopped", "more SIGTERMs needed"], 0)
         self.latencies, self.ends, self.breaches = {}, [], []
         self.worker = folder / "worker"
         subprocess.run(["cc", "-O1", "-x", "c", "-", "-o", self.worker], input=WORKER, text=True, check=True)
@@ -317,9 +324,9 @@ class Soak:
             if job.reading:
                 job.read()
             time.sleep(0.01)
-        took, second, breaches = job.end(chance.randrange(HOSTS))
+        took, again, breaches = job.end(chance.randrange(HOSTS))
         self.ends.append(took)
-        self.counts["second SIGTERM needed"] += second
+        self.counts["more SIGTERMs needed"] += again
         self.counts["starts of workers"] += len(job.lives())
         for row, seconds, bare in job.latencies():
             self.latencies.setdefault(row, []).append(seconds)
@@ -334,7 +341,7 @@ class Soak:
             shutil.copytree(job.folder, self.arguments.keep / f"job{number}", dirs_exist_ok=True, ignore=shutil.ignore_patterns("temp", "logs*"))
         shutil.rmtree(job.folder)
         if self.disk:
-            for entry in self.disk.folder.glob("[le]*s*"):  # logs and events, not lost+found
+            for entry in self.disk.folder.iterdir():
                 if entry.name != "lost+found":
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 

@@ -265,7 +265,7 @@ TEST_CASE("a variable of torchrun that has no effect is noted", "[options]") {
   CHECK_THAT(notes[0], ContainsSubstring("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT has no effect"));
 }
 
-TEST_CASE("--print-completion shows the script of a shell, and needs no program", "[options]") {
+TEST_CASE("the completion script of a shell is shown without a program", "[options]") {
   const std::filesystem::path folder = std::filesystem::path(DDPRUN_SOURCE_DIR) / "completions";
   CHECK(parse_all({"--print-completion", "bash"}).completion == read_file(folder / "ddprun.bash"));
   CHECK(parse_all({"--print_completion=zsh"}).completion == read_file(folder / "_ddprun"));
