@@ -40,9 +40,7 @@ class LineLimit {
     next_ = next + kPause;
     return true;
   }
-  std::string rest() {
-    return std::to_string(std::exchange(left_out_, 0)) + " such lines were left out";
-  }
+  std::string rest() { return std::to_string(std::exchange(left_out_, 0)) + " such lines were left out"; }
 
   Time next_;  ///< when the next turn would come if each had waited for its pause
   std::size_t left_out_ = 0;

@@ -7,7 +7,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST_CASE("of many lines the first few are logged, then one per pause that counts the others", "[line_limit]") {
+TEST_CASE("of many lines the first few are logged, then one per pause that counts the others",
+          "[line_limit]") {
   LineLimit limit;
   LineLimit::Time now = LineLimit::Time() + 1h;
   int logged = 0;
@@ -17,8 +18,7 @@ TEST_CASE("of many lines the first few are logged, then one per pause that count
   CHECK_FALSE(limit.pass("bad frame", now));
   CHECK_FALSE(limit.pass_rest(now));
   now += 1ms;
-  CHECK(limit.pass("bad frame", now) ==
-        "bad frame; before it 996 such lines were left out");
+  CHECK(limit.pass("bad frame", now) == "bad frame; before it 996 such lines were left out");
   CHECK_FALSE(limit.pass("bad frame", now));
   CHECK_FALSE(limit.pass_rest(now));
   now += LineLimit::kPause;
