@@ -11,16 +11,16 @@
 
 namespace ddprun::launcher {
 
-/// How a node looks for its job's coordinator: which endpoint it asks next, and when it gives up. Pure: answers
-/// come in with their time.
+/// How a node looks for its job's coordinator: which endpoint it asks next, and when it gives up. Pure:
+/// answers come in with their time.
 class Search {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   struct Settings {
     std::vector<Endpoint> endpoints;  ///< in the order of asking
-    /// Where the coordinator was until the connection to it ended: whether its ddprun has ended, too, and cannot
-    /// have continued without this node. nullopt: it may have continued.
+    /// Where the coordinator was until the connection to it ended: whether its ddprun has ended, too, and
+    /// cannot have continued without this node. nullopt: it may have continued.
     std::optional<Endpoint> former;
     Time since;  ///< the beginning of
     std::chrono::milliseconds timeout{600'000};
@@ -47,8 +47,8 @@ class Search {
       // A ddprun that is just ending may still accept a connection: ask again, soon.
       asks_former_ = answer == Answer::kHungUp;
       if (asks_former_ && !accepted_at_) accepted_at_ = now;
-      nobody_listens_ = answer == Answer::kRefused &&
-                        now - accepted_at_.value_or(now) < settings_.connect_timeout;
+      nobody_listens_ =
+          answer == Answer::kRefused && now - accepted_at_.value_or(now) < settings_.connect_timeout;
     }
     if (place_ + 1 < settings_.endpoints.size()) {
       ++place_;
