@@ -318,6 +318,17 @@ class NodeSupervisor {
     return true;
   }
 
+  KnownSigns share_signs(const KnownSigns& own) {
+    const auto timeout = *job_.options.hang_timeout;
+    const KnownSigns known = link().share_signs(own, timeout);
+    const bool nothing = known.until == KnownSigns::Time();
+    if (nothing && own.until >= own.latest + timeout + nodes_.node_timeout && !std::exchange(warned_, true))
+      log_warning(
+          "cannot tell whether silent workers hang: another node does not say when its own last showed a "
+          "sign of life (set --hang-timeout on every node)");
+    return known;
+  }
+
   asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
     const Round round = own(start);
     if (!start.reason.empty()) log_warning(printable(start.reason));
@@ -325,8 +336,7 @@ class NodeSupervisor {
     if (!record_.attempts.empty()) count_restart();
     const Peers peers{
         [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },
-        [this] { return begins_round(); },
-        [this](const KnownSigns& own) { return link().share_signs(own, *job_.options.hang_timeout); },
+        [this] { return begins_round(); }, [this](const KnownSigns& own) { return share_signs(own); },
         [this](const Attempt& attempt) { return decline(attempt); }};
     const Replacing replacing{
         [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
@@ -412,6 +422,7 @@ class NodeSupervisor {
   std::optional<HeldPort> port_;
   int round_ = 0;  ///< the last one heard of; the workers may be of an earlier one (Lead)
   Membership membership_;
+  bool warned_ = false;      ///< that other nodes lack --hang-timeout
   std::string last_reason_;  ///< the last reason for an end that the user saw
 };
 

@@ -31,8 +31,6 @@ using asio::ip::tcp;
 using std::chrono::milliseconds;
 namespace {
 
-constexpr milliseconds kNoticeAfter{3'000};
-
 /// Whoever answers has nothing to do with this job.
 struct Stranger : ProtocolError {
   using ProtocolError::ProtocolError;
@@ -80,7 +78,14 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
 }  // namespace
 
 NodeLink::NodeLink(asio::io_context& io, JobEvents& events, Settings settings)
-    : events_(events), io_(io), settings_(std::move(settings)), timer_(io), summary_timer_(io) {
+    : events_(events),
+      io_(io),
+      settings_(std::move(settings)),
+      timer_(io),
+      summary_timer_(io),
+      search_({settings_.endpoints, settings_.former_coordinator, settings_.since, settings_.timeout,
+               settings_.connect_timeout},
+              Clock::now()) {
   asio::co_spawn(io, run(), asio::detached);
 }
 
@@ -151,59 +156,46 @@ asio::awaitable<void> NodeLink::run() {
 /// Retries until a coordinator answers. Passes over strangers if the coordinator may be elsewhere, after a
 /// loss also over one that refuses this node, and gives up otherwise.
 asio::awaitable<void> NodeLink::connect() {
-  bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true, warned = false;
-  std::optional<Clock::time_point> accepted_at;
-  for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
+  for (bool warned = false;;) {
+    const std::string asked = to_string(endpoint());
     std::string why;
+    auto answer = Search::Answer::kUnknown;
     try {
       co_await connect_once();
       co_return;
     } catch (const ProtocolError& error) {
       const bool stranger = dynamic_cast<const Stranger*>(&error) != nullptr;
       if (!settings_.after_loss && !(stranger && may_be_elsewhere())) throw;
-      if (endpoint() == settings_.former_coordinator) first = false;
+      answer = Search::Answer::kNotOurs;
       why = error.what();
-      if (!std::exchange(warned, true))
-        log_warning(to_string(endpoint()) + " does not have this job's coordinator: " + why);
+      if (!std::exchange(warned, true)) log_warning(asked + " does not have this job's coordinator: " + why);
     } catch (const LaunchError&) {
       throw;
     } catch (const boost::system::system_error& error) {
       why = describe(error.code());
-      if (endpoint() == settings_.former_coordinator && first) {
-        // A ddprun that is just ending may still accept a connection: ask again, soon.
-        const auto now = Clock::now();
-        first = has_ended(error.code());
-        if (first && !accepted_at) accepted_at = now;
-        settings_.join.former.nobody_listens = error.code() == asio::error::connection_refused &&
-                                               now - accepted_at.value_or(now) < settings_.connect_timeout;
-      }
+      answer = error.code() == asio::error::connection_refused ? Search::Answer::kRefused
+               : has_ended(error.code())                       ? Search::Answer::kHungUp
+                                                               : Search::Answer::kSilent;
     } catch (const std::runtime_error& error) {
       why = error.what();
     }
-    if (asked_ + 1 < settings_.endpoints.size()) {
-      ++asked_;
-      continue;
-    }
-    const auto waited = Clock::now() - settings_.since;
-    if (waited + pause >= settings_.timeout)
-      throw LaunchError(LaunchError::kOwnFailure, "cannot reach the coordinator at " + to_string(endpoint()) +
-                                                      " within " + in_seconds(settings_.timeout) +
+    const Search::Next next = search_.answered(answer, Clock::now());
+    if (settings_.former_coordinator) settings_.join.former.nobody_listens = search_.nobody_listens();
+    if (next.gives_up)
+      throw LaunchError(LaunchError::kOwnFailure, "cannot reach the coordinator at " + asked + " within " +
+                                                      in_seconds(settings_.timeout) +
                                                       " (--join-timeout): " + why);
-    if (!logged && waited >= kNoticeAfter) {
-      log_info("trying to reach the coordinator at " + to_string(endpoint()) + ": " + why);
-      logged = true;
-    }
-    timer_.expires_after(pause);
+    if (next.tells) log_info("trying to reach the coordinator at " + asked + ": " + why);
+    if (next.pause.count() == 0) continue;
+    timer_.expires_after(next.pause);
     co_await timer_.async_wait(asio::use_awaitable);
-    asked_ = 0;
-    asked_all_ = true;
   }
 }
 
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(endpoint());
-  settings_.before_connecting(asked_, asked_all_, addresses, settings_);
+  settings_.before_connecting(search_.place(), search_.asked_all(), addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -242,9 +234,7 @@ asio::awaitable<void> NodeLink::connect_once() {
 }
 
 /// After a loss, or while there is another endpoint to ask.
-bool NodeLink::may_be_elsewhere() const {
-  return settings_.after_loss || asked_ + 1 < settings_.endpoints.size();
-}
+bool NodeLink::may_be_elsewhere() const { return settings_.after_loss || !search_.is_last(); }
 
 /// Joins. throws Stranger if it has another job; ProtocolError if the answer is not a coordinator's, or,
 /// after a loss, refuses this node

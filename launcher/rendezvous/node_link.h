@@ -17,6 +17,7 @@
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/rendezvous/known_signs.h"
 #include "launcher/rendezvous/message.h"
+#include "launcher/rendezvous/search.h"
 
 namespace ddprun::launcher {
 
@@ -36,9 +37,7 @@ class NodeLink {
     /// Tries them in this order, repeatedly, to find the coordinator.
     std::vector<Endpoint> endpoints;
     Join join;
-    /// The one in join.former. If the first attempt there is refused, sets former.nobody_listens: its ddprun
-    /// ended while it was connected, and cannot have continued without this node. nullopt: it may have.
-    std::optional<Endpoint> former_coordinator = {};
+    std::optional<Endpoint> former_coordinator = {};  ///< as in Search: decides former.nobody_listens
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for connecting
     JobEvents::Clock::time_point since;                  ///< start of that time
@@ -86,7 +85,7 @@ class NodeLink {
   bool finished() const { return !connection_ || !connection_->is_open(); }
 
   /// Where the coordinator is, or is being looked for.
-  const Endpoint& endpoint() const { return settings_.endpoints[asked_]; }
+  const Endpoint& endpoint() const { return search_.endpoint(); }
   bool was_connected() const { return connection_ != nullptr; }
   bool has_joined() const { return node_timeout_.count() > 0; }
   const FormerRound& former() const { return settings_.join.former; }
@@ -113,8 +112,7 @@ class NodeLink {
   boost::asio::io_context& io_;
   Settings settings_;
   boost::asio::steady_timer timer_, summary_timer_;
-  std::size_t asked_ = 0;  ///< of the endpoints
-  bool asked_all_ = false;
+  Search search_;
   std::shared_ptr<Connection> connection_;
   std::optional<CoordinatorMessage> answer_;  ///< to join, until listen() handles it
   std::deque<CoordinatorEvent> news_;

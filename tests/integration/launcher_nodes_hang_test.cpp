@@ -58,6 +58,19 @@ TEST_CASE("where one node notices a hang or the end of the time, every node dump
   for (const TempDir& folder : logs) CHECK(stacks_in(folder.path()) == 1);
 }
 
+TEST_CASE("where another node lacks --hang-timeout, silent workers do not hang and a line says why",
+          "[nodes][timeouts]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0", "--node-timeout=1"}, {"wait-for-file", go});
+  nodes.start({"--nnodes=2", "--node-rank=1", "--node-timeout=1", "--hang-timeout=0.5"},
+              {"wait-for-file", go});
+  CHECK(wait_until([&] { return count_of("set --hang-timeout on every node", nodes.node(1).err()) == 1; }));
+  write_file_atomic(go, "");
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+}
+
 TEST_CASE("a time limit on a node that has succeeded dumps the stacks of the others", "[nodes][timeouts]") {
   const TempDir logs[2];
   NodeJob nodes;

@@ -264,32 +264,6 @@ TEST_CASE("a job goes on without the node of its coordinator if it has another e
   CHECK(count_of("this node has the coordinator now", err) == 1);
 }
 
-TEST_CASE("an elastic job goes on at once without the coordinator's node that its user ends", "[nodes]") {
-  const std::size_t all = GENERATE(2U, 3U);
-  CAPTURE(all);
-  NodeJob nodes;
-  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
-  const TempDir dir;
-  const auto done = (dir.path() / "done").string();
-  for (std::size_t i = 0; i < all;
-       ++i)  // nobody may wait for the timeouts, which are beyond the test's patience
-    nodes.add(job(
-        {"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:" + std::to_string(all),
-         "--last-call=600", "--node-timeout=600", i == 0 ? "--rdzv-conf=is_host=1" : "--rdzv-conf=is_host=0"},
-        {"meet", "wait-for-file", done}));
-  for (std::size_t i = 0; i < all; ++i) REQUIRE(nodes.node(i).wait_for_output("round 0"));
-  nodes.node(0).send_signal(SIGTERM);
-  CHECK(nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
-  check_nothing_left(nodes.node(0));
-  for (std::size_t i = 1; i < all; ++i)
-    REQUIRE(nodes.node(i).wait_for_output(" of " + std::to_string(all - 1) + ", round 0"));
-  write_file_atomic(done, "");
-  for (std::size_t i = 1; i < all; ++i) {
-    CHECK(nodes.node(i).wait() == ExitStatus::exited(0));
-    CHECK_THAT(nodes.node(i).err(), ContainsSubstring("which has the coordinator, received SIGTERM"));
-  }
-}
-
 TEST_CASE("a stranger or another job at the next endpoint does not end a job that lost its coordinator",
           "[nodes]") {
   const bool another_job = GENERATE(true, false);

@@ -59,6 +59,7 @@ TEST_CASE("a lost coordinator that accepts a node's connection and only then end
   NodeLink::Settings settings;
   settings.endpoints = {endpoint_of(ending), endpoint_of(next)};
   settings.former_coordinator = settings.endpoints[0];
+  settings.connect_timeout = std::chrono::minutes(1);  // the machine may be busy
   settings.after_loss = true;
   settings.since = std::chrono::steady_clock::now();
   settings.before_connecting = [&](std::size_t place, bool asked_all, const auto&, auto&) {

@@ -14,6 +14,7 @@ constexpr milliseconds kDelay{6};                                               
 constexpr milliseconds kDisturbed{900}, kPause{300};
 constexpr milliseconds kEnding{300};  // of workers, at the most
 constexpr milliseconds kTick{10};
+constexpr milliseconds kLongestPause{50};  // as short beside kNodeTimeout as ddprun's is
 // Until a silent node or coordinator is known lost; a coordinator that has lost most nodes, and then its
 // nodes, that are cut off from it (docs/rendezvous.md).
 constexpr milliseconds kNoticed = kNodeTimeout + kBeatPause + kTick;
@@ -169,8 +170,11 @@ void TakeoverSimulation::begin(Host host) {
 void TakeoverSimulation::look(Host host) {
   Program& program = hosts_[host];
   program.told = program.membership->former();
-  program.place = 0;
-  program.joined = program.asked_once = program.asked_all = false;
+  program.joined = false;
+  program.search.emplace(
+      Search::Settings{program.membership->endpoints(), program.membership->may_have_ended(),
+                       program.membership->asking_since(), kJoinTimeout, kConnectTimeout, kLongestPause},
+      now_);
   ask(host);
 }
 
@@ -178,10 +182,9 @@ void TakeoverSimulation::look(Host host) {
 void TakeoverSimulation::ask(Host host) {
   Program& program = hosts_[host];
   const Membership& membership = *program.membership;
-  const Endpoint endpoint = membership.endpoints()[program.place];
-  const Host to = host_of(endpoint);
+  const Host to = host_of(program.search->endpoint());
   if (to == host && (!program.coordinator || program.coordinator->resigned()) &&
-      membership.may_host(program.place, program.asked_all, now_)) {
+      membership.may_host(program.search->place(), program.search->asked_all(), now_)) {
     // It would begin another job (docs/rendezvous.md): its user ends it.
     if (host == 0 && program.life > 0 && !membership.lost()) return finish(host);
     note(host, "has the coordinator");
@@ -192,20 +195,19 @@ void TakeoverSimulation::ask(Host host) {
   }
   const bool refuses = reach(host, to) && !listens(to);
   if (reach(host, to) && listens(to) && now_ >= hosts_[to].paused_until) return connect(host, to);
-  if (!std::exchange(program.asked_once, true) && endpoint == membership.may_have_ended())
-    program.told.nobody_listens = refuses;
-  ask_next(host, refuses ? up_to(3) : kConnectTimeout);
+  ask_next(host, refuses ? Search::Answer::kRefused : Search::Answer::kSilent,
+           refuses ? up_to(3) : kConnectTimeout);
 }
 
-void TakeoverSimulation::ask_next(Host host, Milliseconds pause) {
-  Program& program = hosts_[host];
-  if (++program.place == endpoints_) {
-    program.place = 0;
-    program.asked_all = true;
-    pause += Milliseconds(20);
-    if (now_ - program.membership->asking_since() > kJoinTimeout) return finish(host);
-  }
-  on(host, pause, [this, host] { ask(host); });
+/// The answer comes after the delay.
+void TakeoverSimulation::ask_next(Host host, Search::Answer answer, Milliseconds delay) {
+  on(host, delay, [this, host, answer] {
+    Program& program = hosts_[host];
+    const Search::Next next = program.search->answered(answer, now_);
+    if (program.membership->may_have_ended()) program.told.nobody_listens = program.search->nobody_listens();
+    if (next.gives_up) return finish(host);
+    on(host, next.pause, [this, host] { ask(host); });
+  });
 }
 
 void TakeoverSimulation::connect(Host host, Host to) {
@@ -446,7 +448,7 @@ void TakeoverSimulation::refuse(Host host, std::size_t connection, const std::st
   if (!hosts_[host].membership->lost()) return finish(host);
   hosts_[host].connection.reset();
   hosts_[host].refused = true;
-  ask_next(host, Milliseconds(1));
+  ask_next(host, Search::Answer::kNotOurs, Milliseconds(1));
 }
 
 /// Of the coordinator: its workers end, and it looks for another one.
@@ -455,7 +457,8 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   if (program.over) return;
   note(host, "has lost h" + std::to_string(connections_[connection].coordinator));
   program.connection.reset();
-  if (!program.joined && program.membership->lost()) return ask_next(host, Milliseconds(1));
+  if (!program.joined && program.membership->lost())
+    return ask_next(host, hung_up ? Search::Answer::kHungUp : Search::Answer::kSilent, Milliseconds(1));
   const Endpoint lost = endpoint_of(connections_[connection].coordinator);
   on(host, up_to(chance(80) ? 30 : kEnding.count()),
      [this, host, hung_up, lost, &program] {  // its workers end

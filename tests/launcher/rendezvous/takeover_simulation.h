@@ -15,6 +15,7 @@
 
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/membership.h"
+#include "launcher/rendezvous/search.h"
 #include "tests/launcher/rendezvous/job_oracle.h"
 
 namespace ddprun::test {
@@ -62,10 +63,9 @@ class TakeoverSimulation {
     int term = 0;                           ///< of the coordinators here
     std::optional<std::size_t> connection;  ///< of connections_
     std::optional<Membership> membership;
-    // As in the NodeLink: the place of the endpoint that is asked, and what is told there.
-    std::size_t place = 0;
-    FormerRound told;
-    bool joined = false, asked_once = false, asked_all = false;
+    std::optional<Search> search;
+    FormerRound told;  ///< to a coordinator, as in the NodeLink
+    bool joined = false;
     bool refused = false;  ///< by a coordinator that took over
     bool succeeded = false;
     std::optional<std::pair<Life, int>> running;  ///< whose round its workers are of
@@ -105,7 +105,7 @@ class TakeoverSimulation {
   void begin(Host host);
   void look(Host host);
   void ask(Host host);
-  void ask_next(Host host, Milliseconds pause);
+  void ask_next(Host host, Search::Answer answer, Milliseconds delay);
   void connect(Host host, Host to);
   void beat(Host host, std::size_t connection);
   void carry(std::size_t connection, bool to_node);
