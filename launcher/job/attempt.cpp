@@ -359,6 +359,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   co_await find_first_failure(group, attempt);
   if (peers.report_end) peers.report_end(attempt);
   const int signal = co_await prepare_to_stop(job, group, attempt);
+  if (signal == SIGABRT) logs.prefix_stacks();
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
   take_late_exit(group, attempt);
   parts.statuses.read_now();
