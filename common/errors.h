@@ -29,10 +29,14 @@ class IoError : public std::runtime_error {
         error_number(error_number) {}
   /// Names the flag that named the file, too.
   IoError(const std::string& flag, const IoError& error)
-      : std::runtime_error(flag + ": " + error.what()), path(error.path), error_number(error.error_number) {}
+      : std::runtime_error(flag + ": " + error.what()),
+        path(error.path),
+        error_number(error.error_number),
+        of_flag(true) {}
 
   std::filesystem::path path;
   int error_number;
+  bool of_flag = false;  ///< the user named the file
 };
 
 /// Calls function(); its IoErrors then name the flag: "--config: FILE: cannot open: Permission denied".

@@ -236,7 +236,7 @@ Values read_variables(const std::string& prefix, const EnvLookup& environment,
                       const std::vector<Setting>& settings) {
   Values values;
   for (const Setting& setting : settings) {
-    if (!setting.is_flag) continue;
+    if (!setting.is_flag || !setting.in_variables) continue;
     const std::string name = variable_name(prefix, setting);
     const auto text = environment(name);
     if (text && !(text->empty() && setting.kind != Setting::Kind::kSwitch))

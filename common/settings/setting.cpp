@@ -40,7 +40,7 @@ Setting unbound(std::string name, Setting::Kind kind, std::string help) {
 }
 
 Setting help_flag() {
-  return unbound("help", Setting::Kind::kSwitch, "show this help and exit").short_flag("-h").not_in_file();
+  return unbound("help", Setting::Kind::kSwitch, "show this help and exit").short_flag("-h").only_typed();
 }
 
 Setting boolean(std::string name, bool& target, std::string help) {

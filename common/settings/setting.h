@@ -35,6 +35,7 @@ struct Setting {
   bool negated = false;                ///< a switch that is on by default: its flag is --no-NAME, or --NAME
   bool is_flag = true;
   bool in_file = true;
+  bool in_variables = true;
   bool kept = true;           ///< needed to repeat a run
   bool may_be_empty = false;  ///< scripts fill the flag from variables that may be unset
   bool may_be_short = false;  ///< accepts an unambiguous beginning of the flag's name
@@ -56,6 +57,11 @@ struct Setting {
   Setting or_empty() && { return with(&Setting::may_be_empty, true); }
   Setting of_this_run() && { return with(&Setting::kept, false); }
   Setting not_in_file() && { return with(&Setting::in_file, false); }
+  /// An action, such as --version: only the command line asks for it.
+  Setting only_typed() && {
+    in_variables = false;
+    return std::move(*this).not_in_file();
+  }
   Setting not_a_flag() && { return with(&Setting::is_flag, false); }
 
  private:

@@ -119,9 +119,19 @@ struct Reader {
       } else if (node.is_table()) {
         refuse(node, "unknown section [" + key + "]");
       } else {
-        refuse(node, "unknown key '" + key + "'" + (section.empty() ? "" : " in [" + section + "]"));
+        refuse(node, "unknown key '" + key + "'" + (section.empty() ? "" : " in [" + section + "]") +
+                         did_you_mean(key, keys_like(key, section)));
       }
     }
+  }
+
+  /// The keys of a section, with underscores if the typed one has some.
+  std::vector<std::string> keys_like(const std::string& typed, const std::string& section) const {
+    std::vector<std::string> keys;
+    for (const auto& setting : command.settings)
+      if (setting.in_file && setting.section == section && setting.belongs_to(command.task))
+        keys.push_back(typed.find('_') == std::string::npos ? setting.name : setting.key());
+    return keys;
   }
 
   bool is_section(const std::string& name) const {

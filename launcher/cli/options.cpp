@@ -175,7 +175,7 @@ std::vector<Setting> own_flags(Options& options) {
       raw("print-completion").not_in_file(),
       raw("config").not_in_file(),
       settings::help_flag(),
-      raw_switch("version").not_in_file(),
+      raw_switch("version").only_typed(),
       settings::unbound("program", Setting::Kind::kList).not_a_flag(),
   };
 }
@@ -267,6 +267,25 @@ void read_program(const Values& values, Options& options) {
     options.program_kind = ProgramKind::kPythonModule;
   } else if (!no_python && options.program[0].size() > 3 && options.program[0].ends_with(".py")) {
     options.program_kind = ProgramKind::kPythonScript;
+  }
+}
+
+/// Flags after the script are the script's, which surprises whoever wanted to give them to ddprun.
+void note_flags_after_program(const Values& values, Options& options) {
+  constexpr const char* kOnlyLaunchers[] = {
+      "nproc-per-node", "nnodes",       "node-rank",    "rdzv-endpoint", "rdzv-backend",    "rdzv-id",
+      "rdzv-conf",      "max-restarts", "hang-timeout", "numa-binding",  "restart-on-codes"};
+  const std::string& program = options.program[0];
+  // An executable may be a launcher itself, and so may some modules.
+  if (options.program_kind == ProgramKind::kExecutable || program.starts_with("torch.distributed") ||
+      program.starts_with("ddprun"))
+    return;
+  for (const std::string& word : options.program) {
+    const std::string name = with_dashes(word.substr(0, word.find('=')));
+    for (const char* flag : kOnlyLaunchers)
+      if (name == std::string("--") + flag && !values.given(flag))
+        return options.notes.push_back(printable(word) + " comes after " + printable(program) +
+                                       ", so it goes to that program; ddprun's flags come before it");
   }
 }
 
@@ -395,6 +414,7 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   settle_signals(values, options);
   read_output(values, options.output);
   read_program(values, options);
+  note_flags_after_program(values, options);
   return options;
 }
 

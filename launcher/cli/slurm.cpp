@@ -109,17 +109,28 @@ constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 /// Below the kernel's ephemeral ports, and below torchrun's defaults.
 constexpr int kFirstPort = 20000, kPorts = 9000;
 
-[[noreturn]] void reject(const std::string& name, const std::string& expected,
-                         const std::optional<std::string>& value) {
+constexpr const char* kStepVariables[] = {
+    "SLURM_JOB_ID",        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NODELIST", "SLURMD_NODENAME",      "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NODEID",        "SLURM_LOCALID",        "SLURM_PROCID"};
+
+[[noreturn]] void reject(const std::string& name, const std::string& expected, const EnvLookup& environment) {
+  const auto value = environment(name);
+  std::vector<std::string> missing;
+  for (const char* variable : kStepVariables)
+    if (!environment(variable)) missing.emplace_back(variable);
   throw UsageError(name + ": expected " + expected + " in a Slurm job step, got " +
-                   (value ? single_quoted(*value) : "no such variable"));
+                   (value ? single_quoted(*value)
+                          : "no such variable; SLURM_STEP_ID is set, but not " + one_of(missing, "and") +
+                                ", which srun sets, too; for a job on this node alone: --standalone"));
 }
 
 std::int64_t read_number(const EnvLookup& environment, const std::string& name, std::int64_t low,
                          std::int64_t high) {
   const auto text = environment(name);
   const auto value = text ? parse_integer(*text, low, high) : std::nullopt;
-  if (!value) reject(name, "a number from " + std::to_string(low) + " to " + std::to_string(high), text);
+  if (!value)
+    reject(name, "a number from " + std::to_string(low) + " to " + std::to_string(high), environment);
   return *value;
 }
 
@@ -128,28 +139,30 @@ void read_nodes(const EnvLookup& environment, SlurmStep& step) {
   const auto size = static_cast<std::size_t>(read_number(environment, "SLURM_STEP_NUM_NODES", 1, step.tasks));
   const auto text = environment("SLURM_STEP_NODELIST");
   const auto names = text ? expand_host_list(*text, kMaxTasks) : std::nullopt;
-  if (!names) reject("SLURM_STEP_NODELIST", "a host list such as n[1-3,7]", text);
+  if (!names) reject("SLURM_STEP_NODELIST", "a host list such as n[1-3,7]", environment);
   if (names->size() != size)
-    reject("SLURM_STEP_NODELIST", "as many names as SLURM_STEP_NUM_NODES=" + std::to_string(size), text);
+    reject("SLURM_STEP_NODELIST", "as many names as SLURM_STEP_NUM_NODES=" + std::to_string(size),
+           environment);
   step.nodes = *names;
   step.node = static_cast<int>(read_number(environment, "SLURM_NODEID", 0, static_cast<int>(size) - 1));
   const std::string& listed = step.nodes[static_cast<std::size_t>(step.node)];
   const auto own = environment("SLURMD_NODENAME");
   if (own != listed)
     reject("SLURMD_NODENAME",
-           single_quoted(listed) + ", node " + std::to_string(step.node) + " of SLURM_STEP_NODELIST,", own);
+           single_quoted(listed) + ", node " + std::to_string(step.node) + " of SLURM_STEP_NODELIST,",
+           environment);
 }
 
 void read_node_tasks(const EnvLookup& environment, SlurmStep& step) {
   const std::string name = "SLURM_STEP_TASKS_PER_NODE";
   const auto text = environment(name);
   const auto counts = text ? expand_counts(*text, step.nodes.size()) : std::nullopt;
-  if (!counts) reject(name, "numbers of tasks such as 2(x3),1", text);
+  if (!counts) reject(name, "numbers of tasks such as 2(x3),1", environment);
   std::int64_t sum = 0;
   for (const int count : *counts) sum += count;
   if (counts->size() != step.nodes.size() || sum != step.tasks)
     reject(name, std::to_string(step.tasks) + " tasks on " + std::to_string(step.nodes.size()) + " nodes",
-           text);
+           environment);
   step.node_tasks = (*counts)[static_cast<std::size_t>(step.node)];
   step.node_task = static_cast<int>(read_number(environment, "SLURM_LOCALID", 0, step.node_tasks - 1));
 }
@@ -228,7 +241,7 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
   if (step.tasks == 1) return {};
   // If they differ, the step's variables belong to another job, which submitted this one.
   if (const auto tasks = environment("SLURM_NTASKS"); tasks && *tasks != std::to_string(step.tasks))
-    reject("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS=" + std::to_string(step.tasks), tasks);
+    reject("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS=" + std::to_string(step.tasks), environment);
   const auto job = read_number(environment, "SLURM_JOB_ID", 1, kLastId);
   step.id = std::to_string(job) + "." + std::to_string(*number);
   // Neighbouring jobs get ports far apart, so that their steps do not share one.

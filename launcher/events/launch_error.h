@@ -34,7 +34,9 @@ class LaunchError : public std::runtime_error {
 /// ddprun's exit code if it ends with this error.
 inline int exit_code_of(const std::exception& error) {
   if (const auto* launch = dynamic_cast<const LaunchError*>(&error)) return launch->exit_code;
-  return dynamic_cast<const UsageError*>(&error) != nullptr ? LaunchError::kUsage : LaunchError::kOwnFailure;
+  const auto* file = dynamic_cast<const IoError*>(&error);
+  const bool usage = dynamic_cast<const UsageError*>(&error) != nullptr || (file != nullptr && file->of_flag);
+  return usage ? LaunchError::kUsage : LaunchError::kOwnFailure;
 }
 
 }  // namespace ddprun::launcher

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <csignal>
 #include <exception>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include <ddprun/common/files.h>
@@ -239,6 +241,11 @@ WorkerError error_for_parent(const FailureReport& report) {
 
 void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file) {
   if (!error_file || error_file->empty()) return;
+  const auto folder = std::filesystem::absolute(*error_file).parent_path();
+  std::error_code unknown;
+  if (!std::filesystem::exists(folder, unknown) && !unknown)
+    return log_warning("TORCHELASTIC_ERROR_FILE: there is no folder " + printable(folder.string()) +
+                       ", so the error is not passed on; is the variable left over from another job?");
   try {
     write_error_file(*error_file, error_for_parent(report));
   } catch (const std::exception& error) {

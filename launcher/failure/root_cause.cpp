@@ -4,8 +4,9 @@
 
 #include <chrono>
 #include <future>
+#include <memory>
+#include <system_error>
 #include <thread>
-#include <utility>
 
 #include <ddprun/common/error_file.h>
 
@@ -31,13 +32,17 @@ bool is_older(const ErrorSeen& a, const ErrorSeen& b) {
 std::vector<std::optional<ErrorSeen>> errors_seen(const std::vector<std::filesystem::path>& error_files) {
   using Seen = std::vector<std::optional<ErrorSeen>>;
   constexpr std::chrono::milliseconds kPatience{500};
-  std::packaged_task<Seen()> look([error_files] {
+  const auto look = std::make_shared<std::packaged_task<Seen()>>([error_files] {
     Seen seen;
     for (const auto& path : error_files) seen.push_back(error_seen(path));
     return seen;
   });
-  auto result = look.get_future();
-  std::thread(std::move(look)).detach();  // a system call that never returns must not hold ddprun
+  auto result = look->get_future();
+  try {
+    std::thread([look] { (*look)(); }).detach();  // a system call that never returns must not hold ddprun
+  } catch (const std::system_error&) {            // the user may have no more threads
+    (*look)();
+  }
   if (result.wait_for(kPatience) == std::future_status::ready) return result.get();
   return Seen(error_files.size());
 }

@@ -325,6 +325,7 @@ asio::awaitable<void> end_workers(Job& job, Attempt& attempt, Parts& parts, cons
     co_await find_first_failure(parts.group, attempt);
     if (peers.report_end) peers.report_end(attempt);
     signal = co_await prepare_to_stop(job, parts.group, attempt);
+    if (signal == SIGABRT) parts.logs.prefix_stacks();
   } catch (const std::exception& error) {  // the workers get their signal all the same
     log_error(error.what());
   }

@@ -83,6 +83,10 @@ std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& p
   }
 }
 
+void AttemptOutput::prefix_stacks() {
+  for (const auto& stream : streams_) stream->prefix_stacks();
+}
+
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {
   Worker& worker = *workers_.at(index);
   worker.last_output = Clock::now();

@@ -38,6 +38,10 @@ class AttemptOutput {
   /// throws IoError for the files, std::system_error for the pipes
   WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
+  /// From now on each line of stderr begins with its worker's prefix, unless the user wants none: the stacks
+  /// that SIGABRT makes Python print do not say whose they are.
+  void prefix_stacks();
+
   /// Called with a worker's index at its first output.
   void on_first_output(std::function<void(std::size_t)> callback) { on_first_output_ = std::move(callback); }
 

@@ -51,6 +51,7 @@ StreamPlan plan_stream(const OutputOptions& options, const OutputPlace& place, b
   plan.need_activity = place.need_activity;
   plan.console = instead_of_file || (shown && (!redirected || teed));
   if (options.prefix.value_or(teed || instead_of_file || (is_terminal && workers > 1))) plan.prefix = prefix;
+  if (options.prefix.value_or(is_err && workers > 1)) plan.stack_prefix = prefix;
   if (has_folder && (redirected || teed))
     plan.file = place.attempt_folder / std::to_string(source.local_rank) / (std::string(name) + ".log");
   if (has_folder && !filters.empty()) {

@@ -102,6 +102,10 @@ void OutputStream::update_window_size() {
     copy_window_size(targets_.console->fd(), source_.native_handle(), margin_of(targets_.plan));
 }
 
+void OutputStream::prefix_stacks() {
+  if (!targets_.plan.stack_prefix.empty()) targets_.plan.prefix = targets_.plan.stack_prefix;
+}
+
 bool OutputStream::unread() const {
   if (ended_ || finished_) return false;
   pollfd source{fd_, POLLIN, 0};

@@ -30,6 +30,8 @@ struct StreamPlan {
   std::vector<std::string> filters = {};
   std::size_t max_file_size = 0;  ///< size at which a file is rotated; 0: no limit
   bool need_activity = false;     ///< ddprun has to notice when the worker writes
+  std::string stack_prefix =
+      {};  ///< replaces the prefix once the worker's stacks are expected there; empty: none
 };
 
 struct WorkerOutputPlan {
@@ -80,6 +82,8 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   bool open() const { return !ended_; }
   /// Gives the worker's terminal the current size of the console's, less the margin.
   void update_window_size();
+  /// From now on lines begin with StreamPlan::stack_prefix, if there is one.
+  void prefix_stacks();
   /// True while there are bytes that were written but not yet forwarded.
   bool unread() const;
 

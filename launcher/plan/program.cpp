@@ -58,7 +58,9 @@ std::string find_program(const std::string& name, const std::string& search_path
     }
   }
   if (refusal != 0) fail(refused, refusal);
-  throw LaunchError(LaunchError::kNotFound, "cannot run " + name + ": not found in PATH");
+  const std::string hint =
+      ::access(name.c_str(), F_OK) == 0 ? "; for the one in this folder write ./" + name : std::string();
+  throw LaunchError(LaunchError::kNotFound, "cannot run " + name + ": not found in PATH" + hint);
 }
 
 Program find_program(const Options& options, const EnvLookup& environment) {

@@ -23,6 +23,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include "launcher/host/port_owner.h"
 #include "launcher/rendezvous/hmac.h"
 
@@ -74,6 +75,11 @@ Response respond(const MetricsService& service, const http::request<http::string
     response.result(http::status::unauthorized);
     response.set(http::field::www_authenticate, "Bearer");
     response.body() = "expected the header Authorization: Bearer TOKEN\n";
+  } else if (const auto host = request[http::field::host];
+             service.token.empty() && !names_this_host({host.data(), host.size()}, host_name())) {
+    response.result(http::status::misdirected_request);
+    response.body() = "expected the header Host to name this host (an address, localhost or " + host_name() +
+                      "), got " + in_quotes({host.data(), host.size()}) + "\n";
   } else if (request.method() != http::verb::get && request.method() != http::verb::head) {
     response.result(http::status::method_not_allowed);
     response.set(http::field::allow, "GET, HEAD");
@@ -133,6 +139,18 @@ asio::awaitable<void> accept_browsers(tcp::acceptor acceptor, std::shared_ptr<Me
 }
 
 }  // namespace
+
+bool names_this_host(std::string_view host, const std::string& own_name) {
+  if (host.empty()) return true;
+  std::string name(host.substr(0, host.find(':')));
+  if (host.starts_with('[')) name = host.substr(1, host.find(']') - 1);
+  if (name.ends_with('.')) name.pop_back();
+  name = lower_case(name);
+  const std::string own = lower_case(own_name);
+  boost::system::error_code no_address;
+  asio::ip::make_address(name, no_address);
+  return !no_address || name == "localhost" || name == own || name == own.substr(0, own.find('.'));
+}
 
 void serve_metrics(asio::io_context& io, const Endpoint& endpoint, const std::string& token,
                    JobQuestions questions) {

@@ -32,7 +32,9 @@ def heartbeat() -> None:
     A rank that has ever sent one counts as hung when it is silent for --hang-timeout seconds.
     """
     with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full of beats
-        os.write(int(os.environ.get("DDPRUN_HEARTBEAT_FD", "-1")), b".")
+        fd = int(os.environ.get("DDPRUN_HEARTBEAT_FD", "-1"))
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):  # a child of the rank may have a file there
+            os.write(fd, b".")
 
 
 def status(

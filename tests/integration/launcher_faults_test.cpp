@@ -93,6 +93,16 @@ TEST_CASE("when all fail at once one of them is the root cause", "[launcher]") {
   CHECK(count_of("Root Cause", run.err) == 1);
 }
 
+TEST_CASE("a TORCHELASTIC_ERROR_FILE that is left over from another job is called so", "[launcher]") {
+  Command command = script({}, "exit 3");
+  command.env["TORCHELASTIC_ERROR_FILE"] = "/no/such/error.json";
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(3));
+  CHECK_THAT(run.err,
+             ContainsSubstring("TORCHELASTIC_ERROR_FILE: there is no folder /no/such, so the error is not "
+                               "passed on; is the variable left over from another job?\n"));
+}
+
 TEST_CASE("the children of a crashed worker are ended", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=2", "--shutdown-timeout=600"},
                    {"--rank", "1", "child", "child", "kill", "11", "--all", "pause"}));

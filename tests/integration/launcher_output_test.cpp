@@ -144,7 +144,7 @@ TEST_CASE("a log folder that cannot be used stops the job before it starts", "[o
   const std::string file = folder.path() / "file";
   write_file_atomic(file, "");
   const Finished run(job({"--log-dir", file, "-r3"}, {"ready"}));
-  CHECK(run.status == ExitStatus::exited(125));
+  CHECK(run.status == ExitStatus::exited(2));
   CHECK_THAT(run.err, ContainsSubstring(file));
   CHECK(run.out.empty());
 }

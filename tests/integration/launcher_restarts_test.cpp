@@ -104,6 +104,26 @@ TEST_CASE("a signal while a failed attempt is being ended prevents the restart",
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("the stacks that Python prints when a job is ended say whose they are", "[timeouts]") {
+  const TempDir folder;
+  const std::string program =
+      "import sys, time\ndef hanging():\n    print('begins', file=sys.stderr, flush=True)\n    "
+      "time.sleep(600)\nhanging()";
+  const auto prefix = GENERATE("", "--no-prefix");
+  std::vector<std::string> words = {"--nproc-per-node=2", "--timeout=1", "--log-dir", folder.path()};
+  if (*prefix != '\0') words.emplace_back(prefix);
+  words.insert(words.end(), {"python3", "-c", program});
+  const Finished run(ddprun_command(words));
+  CHECK(run.status == ExitStatus::exited(124));
+  if (count_of("in hanging", run.err) == 0) skip("py-spy shows the stacks");
+  CHECK(count_of("begins\n", run.err) == 2);  // as long as all is well, a pipe has the worker's own lines
+  CHECK(count_of("]:begins", run.err) == 0);
+  for (const char* rank : {"0", "1"}) {
+    const std::string frame = "  File \"<string>\", line 4 in hanging\n";
+    CHECK(count_of("[default" + std::string(rank) + "]:" + frame, run.err) == (*prefix == '\0' ? 1 : 0));
+  }
+}
+
 TEST_CASE("a job that lasts too long ends with 124 and its stacks", "[timeouts]") {
   const TempDir folder;
   const Finished run(

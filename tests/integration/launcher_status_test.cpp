@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include <ddprun/common/files.h>
-#include "tests/integration/job.h"
+#include "tests/integration/node_job.h"
 
 namespace ddprun::test {
 namespace {
@@ -97,6 +97,25 @@ TEST_CASE("a worker that writes garbage to its status pipe does no harm", "[stat
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(count_of("done\n", run.out) == 2);
   CHECK(run.err.empty());
+}
+
+TEST_CASE("a web page that has made its own name lead to this host cannot read a job's status", "[metrics]") {
+  const std::string ask =
+      "import http.client, sys\n"
+      "for path in '/metrics', '/status', '/report':\n"
+      "    for host in 'localhost', 'evil.example':\n"
+      "        connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))\n"
+      "        connection.request('GET', path, headers={'Host': host})\n"
+      "        answer = connection.getresponse()\n"
+      "        print(path, host, answer.status, answer.read().decode() if answer.status == 421 else '')\n";
+  const std::string port = free_port();
+  const Finished run(ddprun_command({"--metrics-port=" + port, "python3", "-c", ask, port}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK_THAT(run.out, ContainsSubstring("/metrics localhost 200"));
+  CHECK_THAT(run.out, ContainsSubstring("/status localhost 200"));
+  CHECK_THAT(run.out, ContainsSubstring("/report localhost 404"));
+  CHECK(count_of("evil.example 421 expected the header Host to name this host (an address, localhost or ",
+                 run.out) == 3);
 }
 
 }  // namespace

@@ -173,8 +173,36 @@ TEST_CASE("output and files that cannot be written are named", "[launcher]") {
         "ddprun: error: --events-json: expected a file that can be written, got '/nonexistent/x': No such "
         "file or directory\n");
   const Finished logs(script({"--log-dir=/dev/null/x"}, "true"));
-  CHECK(logs.status == ExitStatus::exited(125));
+  CHECK(logs.status == ExitStatus::exited(2));
   CHECK_THAT(logs.err, ContainsSubstring("--log-dir: /dev/null: cannot open"));
+  const std::string flag = GENERATE("--config", "--token-file --nnodes=2 --rdzv-endpoint=localhost");
+  const std::string name = flag.substr(0, flag.find(' '));
+  const Finished mistyped(
+      {{"sh", "-c", DDPRUN_PROGRAM " " + flag.substr(name.size()) + " " + name + "=/no/such true"}});
+  CHECK(mistyped.status == ExitStatus::exited(2));
+  CHECK(mistyped.err == "ddprun: error: " + name + ": /no/such: cannot open: No such file or directory\n");
+}
+
+TEST_CASE("a program beside the user that PATH does not have is hinted at", "[launcher]") {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "train.py", "");
+  Command command{{DDPRUN_PROGRAM, "--no-python", "train.py"}};
+  command.in_child = [&] { [[maybe_unused]] const int ignored = ::chdir(folder.path().c_str()); };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(127));
+  CHECK(
+      run.err ==
+      "ddprun: error: cannot run train.py: not found in PATH; for the one in this folder write ./train.py\n");
+}
+
+TEST_CASE("a variable for the version, as container files have it, does not keep a job from running",
+          "[launcher]") {
+  Command command = script({}, "echo ran");
+  command.env["DDPRUN_VERSION"] = "1";
+  command.env["DDPRUN_HELP"] = "1";
+  const Finished run(command);
+  CHECK(run.out == "ran\n");
+  CHECK(run.err.empty());
 }
 
 TEST_CASE("ddprun refuses a master port that is in use, naming it", "[launcher]") {

@@ -5,6 +5,7 @@ usage: python_test.py DDPRUN [WORKER]
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,19 @@ for step in range(1, 140):
     def test_heartbeat_does_nothing_without_ddprun(self):
         os.environ.pop("DDPRUN_HEARTBEAT_FD", None)
         ddprun.heartbeat()
+
+    def test_heartbeat_writes_only_to_a_pipe(self):
+        snippet = re.search(r"```python\n(import contextlib.*?)```", (SOURCE / "docs/hangs.md").read_text(), re.S).group(1)
+        example = (SOURCE / "examples/heartbeat.py").read_text().split("if __name__")[0]
+        beats = ["import ddprun\nddprun.heartbeat()", snippet + "\nheartbeat()", example + "\nheartbeat()"]
+        reading, writing = os.pipe()
+        with tempfile.TemporaryFile() as file:
+            for script in beats:
+                for fd in file.fileno(), writing:
+                    subprocess.run([sys.executable, "-c", script], check=True, pass_fds=[fd],
+                                   env={**os.environ, "DDPRUN_HEARTBEAT_FD": str(fd), "PYTHONPATH": str(SOURCE / "packaging")})
+            self.assertEqual(0, os.fstat(file.fileno()).st_size)
+        self.assertEqual(b"...", os.read(reading, 100))
 
     def test_the_report_has_the_recorded_error_and_where_it_came_from(self):
         code, said = job("""

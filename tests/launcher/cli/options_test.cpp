@@ -198,6 +198,34 @@ TEST_CASE("help and version need no program and no other flag to be right", "[op
   CHECK(parse_all({"--nproc-per-node=foo", "--help"}).help);
 }
 
+TEST_CASE("only the command line asks for the help or the version", "[options]") {
+  // Container files often have a variable for the version of a program.
+  for (const char* value : {"1", "0.1.0"}) {
+    const auto environment = [&](const std::string& name) -> std::optional<std::string> {
+      if (name == "DDPRUN_VERSION" || name == "DDPRUN_HELP" || name == "PET_VERSION") return value;
+      return {};
+    };
+    const Options options = parse_options({"a.py"}, environment);
+    CHECK_FALSE(options.help);
+    CHECK_FALSE(options.version);
+    CHECK(parse_options({"--version"}, environment).version);
+  }
+  CHECK(unknown_variables({"DDPRUN_VERSION=0.1.0", "DDPRUN_HELP=1"}).empty());
+}
+
+TEST_CASE("a launcher's flag after a script is hinted at", "[options]") {
+  const auto notes = [](const Words& words) { return parse_all(words).notes; };
+  CHECK(
+      notes({"a.py", "--lr=1", "--nproc_per_node=2", "--nnodes=1"}) ==
+      Words{
+          "--nproc_per_node=2 comes after a.py, so it goes to that program; ddprun's flags come before it"});
+  CHECK(notes({"-m", "a.b", "--max-restarts", "2"}).size() == 1);
+  CHECK(notes({"--max-restarts=1", "a.py", "--max-restarts=2"}).empty());  // both have it
+  CHECK(notes({"a.py", "--log-dir=x", "--timeout=1", "--nproc"}).empty());
+  CHECK(notes({"-m", "torch.distributed.run", "--nproc-per-node=2", "a.py"}).empty());
+  CHECK(notes({"torchrun", "--nproc-per-node=2", "a.py"}).empty());
+}
+
 TEST_CASE("the help names every flag and fits two screens", "[options]") {
   const std::string text = help_text();
   Options options;
@@ -323,6 +351,8 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
   const auto [text, expected] = GENERATE(table<std::string, std::string>({
       {"nproc-per-node = \"x\"", "job.toml:1: nproc-per-node: expected a number"},
       {"no-such = 1", "job.toml:1: unknown key 'no-such'"},
+      {"nproc-per-nod = 1", "job.toml:1: unknown key 'nproc-per-nod': did you mean nproc-per-node?"},
+      {"\nlog_dirr = 1", "job.toml:2: unknown key 'log_dirr': did you mean log_dir?"},
       {"config = \"a\"", "job.toml:1: unknown key 'config'"},
       {"role = [\"a\", \"b\"]", "job.toml:1: role: expected a string, a number, true or false, got a list"},
       {"\n[section]\nrole = 1", "job.toml:2: unknown section [section]"},

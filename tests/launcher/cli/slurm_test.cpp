@@ -110,10 +110,20 @@ TEST_CASE("a variable of a step that is missing is named", "[slurm]") {
   Variables variables = third_task();
   variables.erase(name);
   CHECK_THROWS_AS(slurm_step(lookup(variables)), UsageError);
-  CHECK_THROWS_WITH(slurm_step(lookup(variables)),
-                    ContainsSubstring(name + ": expected ") &&
-                        ContainsSubstring(" in a Slurm job step, got no such variable"));
+  CHECK_THROWS_WITH(
+      slurm_step(lookup(variables)),
+      ContainsSubstring(name + ": expected ") &&
+          ContainsSubstring(" in a Slurm job step, got no such variable; SLURM_STEP_ID is set, but not " +
+                            name + ", which srun sets, too"));
   CHECK_THROWS_AS(parse_steps({}, variables), UsageError);
+}
+
+TEST_CASE("all variables of a step that are missing are named", "[slurm]") {
+  CHECK_THROWS_WITH(
+      slurm_step(lookup({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}})),
+      ContainsSubstring("is set, but not SLURM_JOB_ID, SLURM_STEP_NUM_NODES, ") &&
+          ContainsSubstring("SLURM_LOCALID and SLURM_PROCID, which srun sets, too; for a job on this "
+                            "node alone: --standalone"));
 }
 
 TEST_CASE("a variable of a step that makes no sense is named", "[slurm]") {
