@@ -51,10 +51,9 @@ Failures, timeouts and signals
   --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]
   --timeout SECONDS                end the job after this time, restarts included
   --hang-timeout SECONDS           workers that show neither output nor a heartbeat this long have failed
-  --shutdown-timeout SECONDS       time between SIGTERM and SIGKILL when the job ends early [30]
+  --shutdown-timeout SECONDS [--signal-group]   from SIGTERM to SIGKILL [30]; end a worker's processes all at once
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
-  --signal-group                   end all processes of a worker at once, not its own program first
   --result-json FILE, --events-json FILE   write how the job ended, each event as it happens
   --metrics-port PORT|ADDR:PORT    serve /metrics, /report, /status, /healthz [on loopback]
 

@@ -97,7 +97,7 @@ void open_for_each(const Round& round, Open open) {
 ///
 /// opened  of each worker's descriptors, those that are closed once it runs
 void check_descriptors(const std::vector<WorkerOutputPlan>& plans, std::size_t opened) {
-  constexpr std::size_t kSpare = 8;
+  constexpr std::size_t kSpare = 4;  // while one of them starts
   rlimit limit{};
   std::size_t needed = numbers_in("/proc/self/fd").size() + kSpare;
   for (const WorkerOutputPlan& plan : plans) needed += 1 + descriptors_for(plan);  // 1: its pidfd

@@ -26,6 +26,9 @@ constexpr std::chrono::seconds kKillTimeout{10};
 // job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
 constexpr std::chrono::milliseconds kHangLook{1000};
 
+// How soon a job in the background is stopped if it reads the terminal.
+constexpr std::chrono::milliseconds kTerminalLook{200};
+
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
   const std::string reason = std::strerror(failure.error);
   const bool about_the_program =
@@ -128,6 +131,8 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
+    stay_off_terminal();
+    if (may_be_in_background_) wake_up = std::min(wake_up, now + kTerminalLook);
     if (find_hung) {
       if (next_look != JobEvents::Clock::time_point::max() && now > next_look + kHangLook / 2) resumed_ = now;
       const auto verdict = find_hung(now);
@@ -327,11 +332,22 @@ void WorkerGroup::ask_the_rest(Worker& worker) {
 }
 
 /// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them.
-void WorkerGroup::suspend() {
+void WorkerGroup::suspend(int signal) {
   signal_all(SIGSTOP);
-  stop_by_terminal();
+  stop_by_terminal(signal);
+  may_be_in_background_ = ::isatty(STDIN_FILENO) == 1;
   signal_all(SIGCONT);
   resumed_ = JobEvents::Clock::now();
+}
+
+/// After `bg`, the shell has the terminal's input. The kernel does not stop rank 0, which has its own
+/// session, when it reads it all the same: stop the job, as the kernel would.
+void WorkerGroup::stay_off_terminal() {
+  if (!may_be_in_background_ || may_read_stdin()) return;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (specs_[i].reads_stdin && !workers_[i].group_gone &&
+        reads_terminal(program_of(workers_[i].process.pid, SIGTTIN), ::ttyname(STDIN_FILENO)))
+      suspend(SIGTTIN);
 }
 
 /// Our children that came from a worker and are not in its group.

@@ -119,7 +119,8 @@ class WorkerGroup {
   void signal_to_end(int signal);
   void ask_to_end(Worker& worker, int signal);
   void ask_the_rest(Worker& worker);
-  void suspend();
+  void suspend(int signal = SIGTSTP);
+  void stay_off_terminal();
   std::vector<pid_t> strays() const;
   std::string ranks_left() const;
   std::vector<pid_t> processes_left() const;
@@ -138,7 +139,8 @@ class WorkerGroup {
   std::function<void()> on_window_change_;
   std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
-  std::vector<int> user_signals_;  ///< those that end the job
+  bool may_be_in_background_ = false;  ///< it was continued, perhaps with `bg`
+  std::vector<int> user_signals_;      ///< those that end the job
 };
 
 }  // namespace ddprun::launcher
