@@ -207,7 +207,7 @@ asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook)) {
-    if (!all_gone || !logs.unread()) break;
+    if (!all_gone || !logs.unread() || group.loop_failed()) break;
     if (co_await wants_to_hurry(job, group)) break;
   }
   logs.finish();

@@ -144,6 +144,8 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     handle(event);
     if (const auto* received = std::get_if<SignalReceived>(&event)) {
       if (signals_.ends_job(received->signal)) co_return *received;
+    } else if (const auto* failure = std::get_if<OwnFailure>(&event)) {
+      co_return StartFailed{failure->exit_code, failure->message};
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
       if (!status) continue;  // of a worker that has already been replaced
@@ -207,6 +209,8 @@ void WorkerGroup::handle(const JobEvent& event) {
     has_child_ended_ = true;  // it may have hidden others in the kernel's list
   } else if (std::holds_alternative<ChildEnded>(event)) {
     has_child_ended_ = true;
+  } else if (std::holds_alternative<OwnFailure>(event)) {
+    loop_failed_ = true;
   } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
     EventRecord record{EventRecord::Kind::kSignal, JobEvents::Clock::now(), attempt_};
     record.signal = received->signal;

@@ -100,6 +100,8 @@ class WorkerGroup {
   const std::vector<int>& ending_signals() const { return ending_signals_; }
   /// The user's signals that end the job.
   const std::vector<int>& user_signals() const { return user_signals_; }
+  /// Whether a handler of the loop has thrown: what it worked on, such as a worker's output, may stand still.
+  bool loop_failed() const { return loop_failed_; }
   /// When the job last continued after a stop; else the epoch.
   JobEvents::Clock::time_point resumed() const { return resumed_; }
 
@@ -139,6 +141,7 @@ class WorkerGroup {
   std::function<void()> on_window_change_;
   std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
+  bool loop_failed_ = false;
   bool may_be_in_background_ = false;  ///< it was continued, perhaps with `bg`
   std::vector<int> user_signals_;      ///< those that end the job
 };
