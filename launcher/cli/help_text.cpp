@@ -51,7 +51,7 @@ Failures, timeouts and signals
   --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]
   --timeout SECONDS                end the job after this time, restarts included
   --hang-timeout SECONDS           workers that show neither output nor a heartbeat this long have failed
-  --shutdown-timeout SECONDS, --signal-group   time from SIGTERM to SIGKILL [30]; signal a worker's whole group at once
+  --shutdown-timeout SECONDS [--signal-group]   from SIGTERM to SIGKILL [30]; end a worker's processes all at once
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
   --result-json FILE, --events-json FILE   write how the job ended, each event as it happens

@@ -8,8 +8,10 @@
 #include <deque>
 #include <list>
 #include <optional>
+#include <string>
 #include <variant>
 
+#include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
 
 namespace ddprun::launcher {
@@ -20,8 +22,19 @@ struct WorkerExited {
 struct ChildEnded {};  ///< any child, perhaps an orphan of a worker
 struct DeadlinePassed {};
 struct PeerEvent {};  ///< something arrived from the job's other nodes
+struct OwnFailure {   ///< an exception in a handler of the loop
+  int exit_code;
+  std::string message;
+};
 
-using JobEvent = std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed, PeerEvent>;
+using JobEvent =
+    std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed, PeerEvent, OwnFailure>;
+
+/// While no worker runs, a handler's failure ends the job.
+inline void throw_if_failed(const JobEvent& event) {
+  if (const auto* failure = std::get_if<OwnFailure>(&event))
+    throw LaunchError(failure->exit_code, failure->message);
+}
 
 /// Everything that can happen to a running job, in the order the kernel saw it. The loop takes one event at a
 /// time and decides; handlers only queue.

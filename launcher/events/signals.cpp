@@ -51,13 +51,13 @@ bool SignalFd::end_requested() const {
   return std::ranges::any_of(ending_, [&](int signal) { return sigismember(&pending, signal) == 1; });
 }
 
-void stop_by_terminal() {
+void stop_by_terminal(int signal) {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGTSTP);
-  ::raise(SIGTSTP);
+  sigaddset(&set, signal);
+  ::raise(signal);
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);  // here it stops
-  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  if (signal == SIGTSTP) ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
 void end_by_signal(int signal) {

@@ -104,7 +104,7 @@ void open_for_each(const Round& round, Open open) {
 ///
 /// opened  of each worker's descriptors, those that are closed once it runs
 void check_descriptors(const std::vector<WorkerOutputPlan>& plans, std::size_t opened) {
-  constexpr std::size_t kSpare = 4;
+  constexpr std::size_t kSpare = 4;  // while one of them starts
   rlimit limit{};
   std::size_t needed = numbers_in("/proc/self/fd").size() + kSpare;
   for (const WorkerOutputPlan& plan : plans) needed += 1 + descriptors_for(plan);  // 1: its pidfd
@@ -216,7 +216,7 @@ asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook)) {
-    if (!all_gone || !logs.unread()) break;
+    if (!all_gone || !logs.unread() || group.loop_failed()) break;
     if (co_await wants_to_hurry(job, group)) break;
   }
   logs.finish();

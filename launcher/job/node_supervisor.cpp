@@ -185,6 +185,7 @@ class NodeSupervisor {
       record_.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
+    throw_if_failed(event);
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
     if (std::holds_alternative<ChildEnded>(event)) reap_children();

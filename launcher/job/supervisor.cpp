@@ -64,6 +64,7 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
       record.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
+    throw_if_failed(event);
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received != nullptr && job.signals.ends_job(received->signal)) {
       record.outcome = *received;
@@ -203,8 +204,9 @@ void log_threads(const std::vector<std::string>& environment, const Topology& to
              std::to_string(topology.cpus) + " CPUs");
 }
 
-/// Runs the loop until the coroutine has returned or thrown.
-RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
+/// Runs the loop until the coroutine has returned or thrown. It learns of what its handlers throw as an
+/// event, so that workers are ended in order.
+RunResult run_loop(asio::io_context& io, JobEvents& events, asio::awaitable<RunResult> job) {
   RunResult result;
   std::exception_ptr thrown;
   asio::co_spawn(io, std::move(job), [&](std::exception_ptr error, RunResult value) {
@@ -212,7 +214,11 @@ RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
     result = value;
     io.stop();
   });
-  io.run();
+  while (!io.stopped()) try {
+      io.run();
+    } catch (const std::exception& error) {
+      events.push(OwnFailure{exit_code_of(error), error.what()});
+    }
   if (thrown) std::rethrow_exception(thrown);
   return result;
 }
@@ -287,8 +293,9 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   const ControlSocket socket(io, job_name(job_id), monitor.questions());
   if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor.questions());
   NodeConnections connections;
-  const RunResult result = run_loop(
-      io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));
+  const RunResult result =
+      run_loop(io, events,
+               options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;

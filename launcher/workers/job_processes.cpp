@@ -23,6 +23,12 @@
 namespace ddprun::launcher {
 namespace {
 
+#ifdef SYS_select
+constexpr long kSelect = SYS_select;
+#else
+constexpr long kSelect = SYS_pselect6;
+#endif
+
 struct ProcessState {
   std::string name;
   char state = 0;
@@ -160,6 +166,23 @@ std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
   std::vector<pid_t> found = children_of(::getpid());
   std::erase_if(found, [&](pid_t pid) { return !is_wanted(pid) || !living(pid); });
   return found;
+}
+
+bool reads_terminal(const std::vector<pid_t>& processes, const std::string& terminal) {
+  for (const pid_t pid : processes) {
+    const std::string process = "/proc/" + std::to_string(pid);
+    std::error_code unreadable;
+    if (std::filesystem::read_symlink(process + "/fd/0", unreadable) != terminal) continue;
+    for (const int task : numbers_in(process + "/task")) {
+      long call = -1, argument = -1;  // "NUMBER 0xARGUMENT ...", or "running"
+      std::sscanf(read_or_empty(process + "/task/" + std::to_string(task) + "/syscall").c_str(), "%ld %li",
+                  &call, &argument);
+      // The descriptor; or one more than the highest one that it waits for, as Python's prompt does.
+      if (call == SYS_read && argument == 0) return true;
+      if ((call == SYS_pselect6 || call == kSelect) && argument == 1) return true;
+    }
+  }
+  return false;
 }
 
 void reap_children() {

@@ -38,6 +38,9 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 /// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
 
+/// Whether one of these processes waits for input from this terminal, as its standard input.
+bool reads_terminal(const std::vector<pid_t>& processes, const std::string& terminal);
+
 /// Reaps every child that has ended. Only while no worker runs.
 void reap_children();
 

@@ -26,6 +26,9 @@ constexpr std::chrono::seconds kKillTimeout{10};
 // job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
 constexpr std::chrono::milliseconds kHangLook{1000};
 
+// How soon a job in the background is stopped if it reads the terminal.
+constexpr std::chrono::milliseconds kTerminalLook{200};
+
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
   const std::string reason = std::strerror(failure.error);
   const bool about_the_program =
@@ -127,6 +130,8 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
+    stay_off_terminal();
+    if (may_be_in_background_) wake_up = std::min(wake_up, now + kTerminalLook);
     if (find_hung) {
       if (next_look != JobEvents::Clock::time_point::max() && now > next_look + kHangLook / 2) resumed_ = now;
       const auto verdict = find_hung(now);
@@ -138,6 +143,8 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     handle(event);
     if (const auto* received = std::get_if<SignalReceived>(&event)) {
       if (signals_.ends_job(received->signal)) co_return *received;
+    } else if (const auto* failure = std::get_if<OwnFailure>(&event)) {
+      co_return StartFailed{failure->exit_code, failure->message};
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
       if (!status) continue;  // of a worker that has already been replaced
@@ -201,6 +208,8 @@ void WorkerGroup::handle(const JobEvent& event) {
     has_child_ended_ = true;  // it may have hidden others in the kernel's list
   } else if (std::holds_alternative<ChildEnded>(event)) {
     has_child_ended_ = true;
+  } else if (std::holds_alternative<OwnFailure>(event)) {
+    loop_failed_ = true;
   } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
     EventRecord record{EventRecord::Kind::kSignal, JobEvents::Clock::now(), attempt_};
     record.signal = received->signal;
@@ -326,11 +335,22 @@ void WorkerGroup::ask_the_rest(Worker& worker) {
 }
 
 /// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them.
-void WorkerGroup::suspend() {
+void WorkerGroup::suspend(int signal) {
   signal_all(SIGSTOP);
-  stop_by_terminal();
+  stop_by_terminal(signal);
+  may_be_in_background_ = ::isatty(STDIN_FILENO) == 1;
   signal_all(SIGCONT);
   resumed_ = JobEvents::Clock::now();
+}
+
+/// After `bg`, the shell has the terminal's input. The kernel does not stop rank 0, which has its own
+/// session, when it reads it all the same: stop the job, as the kernel would.
+void WorkerGroup::stay_off_terminal() {
+  if (!may_be_in_background_ || may_read_stdin()) return;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (specs_[i].reads_stdin && !workers_[i].group_gone &&
+        reads_terminal(program_of(workers_[i].process.pid, SIGTTIN), ::ttyname(STDIN_FILENO)))
+      suspend(SIGTTIN);
 }
 
 /// Our children that came from a worker and are not in its group.

@@ -100,6 +100,8 @@ class WorkerGroup {
   const std::vector<int>& ending_signals() const { return ending_signals_; }
   /// The user's signals that end the job.
   const std::vector<int>& user_signals() const { return user_signals_; }
+  /// Whether a handler of the loop has thrown: what it worked on, such as a worker's output, may stand still.
+  bool loop_failed() const { return loop_failed_; }
   /// When the job last continued after a stop; else the epoch.
   JobEvents::Clock::time_point resumed() const { return resumed_; }
 
@@ -119,7 +121,8 @@ class WorkerGroup {
   void signal_to_end(int signal);
   void ask_to_end(Worker& worker, int signal);
   void ask_the_rest(Worker& worker);
-  void suspend();
+  void suspend(int signal = SIGTSTP);
+  void stay_off_terminal();
   std::vector<pid_t> strays() const;
   std::string ranks_left() const;
   std::vector<pid_t> processes_left() const;
@@ -138,7 +141,9 @@ class WorkerGroup {
   std::function<void()> on_window_change_;
   std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
-  std::vector<int> user_signals_;  ///< those that end the job
+  bool loop_failed_ = false;
+  bool may_be_in_background_ = false;  ///< it was continued, perhaps with `bg`
+  std::vector<int> user_signals_;      ///< those that end the job
 };
 
 }  // namespace ddprun::launcher

@@ -56,6 +56,29 @@ TEST_CASE("with --signal-group all processes of a worker get the signal at once"
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("an error in the event loop ends the workers in order", "[launcher]") {
+  need_no_sanitizer();
+  const TempDir folder;
+  const auto go = (folder.path() / "go").string(), end = (folder.path() / "end").string();
+  Command command =
+      script({"--nproc-per-node=2", kLongGrace},
+             "[ $RANK = 0 ] || exec \"$STUB\" daemon ready await wait-for-file " + end +
+                 "; echo ready; until [ -e " + go + " ]; do sleep 0.02; done; exec head -c 900000 /dev/zero");
+  command.env["STUB"] = STUB_WORKER_PROGRAM;
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready", 2));
+  // A line without an end does not fit into the memory that is left.
+  const rlimit none{1, RLIM_INFINITY}, enough{RLIM_INFINITY, RLIM_INFINITY};
+  REQUIRE(::prlimit(ddprun.pid(), RLIMIT_AS, &none, nullptr) == 0);
+  write_file_atomic(go, "");
+  CHECK(ddprun.wait_for_output("got SIGTERM rank 1"));
+  REQUIRE(::prlimit(ddprun.pid(), RLIMIT_AS, &enough, nullptr) == 0);
+  write_file_atomic(end, "");
+  CHECK(ddprun.wait() == ExitStatus::exited(125));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("bad_alloc"));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("a restart whose log folder cannot be made shows its output on the console", "[restarts]") {
   const TempDir folder;
   Command command =

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <iterator>
@@ -220,6 +221,37 @@ TEST_CASE("Ctrl-C in a terminal reaches every worker once", "[launcher]") {
   CHECK(count_of("got SIGINT", ddprun.out()) == 2);
   CHECK(count_of("no second signal", ddprun.out()) == 2);
   check_nothing_left(ddprun);
+}
+
+TEST_CASE("after Ctrl-Z and bg a job that reads the terminal is stopped until fg", "[launcher]") {
+  const Terminal terminal;
+  Command command{{"bash", "-c",
+                   "set -m; \"$0\" -- \"$1\" ready read-line; echo stopped; bg; echo in "
+                   "background; read line; echo shell $line; fg",
+                   DDPRUN_PROGRAM, STUB_WORKER_PROGRAM}};
+  command.in_child = [&] {
+    terminal.become_controlling();
+    terminal.become_stderr();  // where bash looks for it
+  };
+  Child shell(command);
+  REQUIRE(shell.wait_for_output("ready"));
+  terminal.type("\x1a");
+  REQUIRE(shell.wait_for_output("in background"));
+  const auto is_stopped = [&](const std::string& name) {
+    return std::ranges::any_of(shell.processes(), [&](pid_t pid) {
+      const std::string process = "/proc/" + std::to_string(pid);
+      return read_file(process + "/comm") == name + "\n" &&
+             count_of("State:\tT", read_file(process + "/status")) == 1;
+    });
+  };
+  CHECK(
+      wait_until([&] { return is_stopped("ddprun") && is_stopped("stub_worker"); }, std::chrono::seconds(5)));
+  terminal.type("typed\n");
+  REQUIRE(shell.wait_for_output("shell typed"));
+  terminal.type("more\n");
+  CHECK(shell.wait() == ExitStatus::exited(0));
+  CHECK_THAT(shell.out(), ContainsSubstring("line 'more'"));
+  check_nothing_left(shell);
 }
 
 TEST_CASE("Ctrl-Z does nothing where no shell could continue the job", "[launcher]") {
