@@ -172,7 +172,7 @@ std::vector<Setting> own_flags(Options& options) {
       boolean("expand", options.expand),
       boolean("dry-run", options.dry_run),
       boolean("show-ranks", options.show_ranks),
-      raw("print-completion").not_in_file(),
+      raw("print-completion").only_typed(),
       raw("config").not_in_file(),
       settings::help_flag(),
       raw_switch("version").only_typed(),

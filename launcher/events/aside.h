@@ -7,7 +7,8 @@
 
 namespace ddprun::launcher {
 
-/// Runs work on a thread of its own: a stalled disk or a name server may hold it up, but never the event loop.
+/// Runs work on a thread of its own: a stalled disk or a name server may hold it up, but never the event
+/// loop.
 ///
 /// work      must own all that it uses: it may outlive the caller
 /// deadline  until when to wait for it; nullopt: until it is done

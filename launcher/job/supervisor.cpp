@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/uuid/uuid_generators.hpp>
 #include <boost/uuid/uuid_io.hpp>
 #include <cerrno>
@@ -18,6 +19,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/aside.h"
 #include "launcher/events/health_check.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/gpu_list.h"
@@ -41,6 +43,8 @@ namespace {
 
 // How long ddprun's own last lines wait for a reader.
 constexpr std::chrono::seconds kPatienceAtEnd{1};
+// How long a disk may take for --result-json.
+constexpr std::chrono::seconds kRecordPatience{10};
 
 /// If ddprun starts without stdin, stdout or stderr, its own descriptors would get their numbers, and workers
 /// would write to them.
@@ -153,14 +157,13 @@ JobRecord begin_record(const Options& options, const JobClock& clock, const std:
   return record;
 }
 
-void finish_record(const std::filesystem::path& path, const RunResult& result, const JobClock& clock,
-                   JobRecord& record) {
-  record.exit_code = result.exit_code;
-  record.ended_by = result.ended_by;
-  record.end = clock.date(JobEvents::Clock::now());
-  if (path.empty()) return;
+/// --result-json, without waiting for a stalled disk for ever.
+asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record) {
+  const auto copy = std::make_shared<const JobRecord>(record);
   try {
-    write_result_json(path, record);
+    if (!co_await run_aside([copy, path] { write_result_json(path, *copy); },
+                            std::chrono::steady_clock::now() + kRecordPatience))
+      log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));
   } catch (const IoError& error) {
     log_warning(std::string("--result-json: ") + error.what());
   }
@@ -326,7 +329,14 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
     record.outcome = StartFailed{result.exit_code, record.message};
     log_error(record.message);
   }
-  finish_record(result_json, result, clock, record);
+  record.exit_code = result.exit_code;
+  record.ended_by = result.ended_by;
+  record.end = clock.date(JobEvents::Clock::now());
+  if (!result_json.empty()) {
+    asio::io_context aside(1);  // the other one has handlers of what is gone
+    asio::co_spawn(aside, write_record(result_json, record), asio::detached);
+    aside.run();
+  }
   console.finish(kPatienceAtEnd);
   log_to({});
   return result;

@@ -61,7 +61,7 @@ TEST_CASE("an error in the event loop ends the workers in order", "[launcher]") 
   const TempDir folder;
   const auto go = (folder.path() / "go").string(), end = (folder.path() / "end").string();
   Command command =
-      script({"--nproc-per-node=2", kLongGrace},
+      script({"--nproc-per-node=2", kNoHurry},
              "[ $RANK = 0 ] || exec \"$STUB\" daemon ready await wait-for-file " + end +
                  "; echo ready; until [ -e " + go + " ]; do sleep 0.02; done; exec head -c 900000 /dev/zero");
   command.env["STUB"] = STUB_WORKER_PROGRAM;
