@@ -35,7 +35,8 @@ TEST_CASE("an elastic job goes on at once without the coordinator's node that it
   }
 }
 
-TEST_CASE("a signal to the coordinator's node ends a job of fixed size, whatever endpoints it has", "[nodes]") {
+TEST_CASE("a signal to the coordinator's node ends a job of fixed size, whatever endpoints it has",
+          "[nodes]") {
   NodeJob nodes;
   const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
   for (const char* host : {"1", "0"})
