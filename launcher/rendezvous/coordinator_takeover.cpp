@@ -67,7 +67,7 @@ bool Coordinator::hand_over(const std::string& id, const std::string& reason) {
   const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
   if (!settings_.has_successors || needed || ended_ || resigned_ || (!has_started() && former_.number < 0))
     return false;
-  stop_round(reason + ", and another one takes its place", milliseconds(0));
+  stop_round(reason + ", and another one takes its place", std::chrono::milliseconds(0));
   resigned_ = true;
   return true;
 }
