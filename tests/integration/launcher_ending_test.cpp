@@ -94,6 +94,17 @@ TEST_CASE("a restart whose log folder cannot be made shows its output on the con
   CHECK(count_of("what would go to files there goes to the console, the job goes on", run.err) == 1);
 }
 
+TEST_CASE("without a debugger a job that is too late waits for none", "[timeouts]") {
+  const TempDir folder;
+  Command command =
+      job({"--nproc-per-node=2", "--timeout=0.5", "--log-dir", folder.path()}, {"ready", "pause"});
+  command.env["PATH"] = "/nowhere";
+  Child ddprun(command);
+  CHECK(ddprun.wait(std::chrono::seconds(20)) == ExitStatus::exited(124));  // a debugger may take 30
+  CHECK(count_of("not found in PATH", ddprun.err()) == 2);
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("a job that is too late ends in order where the log folder cannot be made", "[timeouts]") {
   const std::string limit = GENERATE("--timeout=1", "--hang-timeout=1");
   const TempDir folder;
