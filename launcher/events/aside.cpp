@@ -43,7 +43,7 @@ struct Aside {
 
 asio::awaitable<bool> run_aside(std::function<void()> work,
                                 std::optional<std::chrono::steady_clock::time_point> deadline,
-                                std::function<bool()> give_up) {
+                                const std::function<bool()>* give_up) {
   using Clock = std::chrono::steady_clock;
   const auto aside = std::make_shared<Aside>();
   aside->work = std::move(work);
@@ -65,8 +65,8 @@ asio::awaitable<bool> run_aside(std::function<void()> work,
   while (!finished) {
     const auto now = Clock::now(), end = deadline.value_or(Clock::time_point::max());
     if (now >= end) co_return false;
-    if (give_up && give_up()) co_return false;
-    timer.expires_at(give_up ? std::min(end, now + kLook) : end);
+    if (give_up != nullptr && (*give_up)()) co_return false;
+    timer.expires_at(give_up != nullptr ? std::min(end, now + kLook) : end);
     boost::system::error_code cancelled;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
   }

@@ -10,13 +10,15 @@ namespace ddprun::launcher {
 /// Runs work on a thread of its own: a stalled disk or a name server may hold it up, but never the event
 /// loop.
 ///
-/// work      must own all that it uses: it may outlive the caller
+/// work      must own all that it uses: it may outlive the caller. Pass a variable: GCC 12 destroys a
+/// temporary
+///           of a co_await twice
 /// deadline  until when to wait for it; nullopt: until it is done
-/// give_up   looked at ten times a second
+/// give_up   looked at ten times a second; null: never
 /// returns   false if the work goes on alone, because the deadline passed or the caller gave up
 /// throws    what the work throws
 boost::asio::awaitable<bool> run_aside(
     std::function<void()> work, std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt,
-    std::function<bool()> give_up = {});
+    const std::function<bool()>* give_up = nullptr);
 
 }  // namespace ddprun::launcher

@@ -142,7 +142,8 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   for (std::size_t i = 0; i < group.workers().size(); ++i)
     if (!group.workers()[i].status)
       targets.push_back({attempt.specs[i].rank, group.workers()[i].process.pid});
-  const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, gives_up(job));
+  const auto give_up = gives_up(job);
+  const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, give_up);
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
   StackDump dump(targets, folder, find_stack_tools(path));
   const auto deadline = Clock::now() + kStackDumpTimeout;
@@ -246,7 +247,8 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
   const Round& round = attempt.round = next.round;
   attempt.round_start = Clock::now();
   parts.port = std::move(next.port);
-  co_await job.outputs.make_folders(round.number, round.workers, gives_up(job));
+  const auto give_up = gives_up(job);
+  co_await job.outputs.make_folders(round.number, round.workers, give_up);
   std::vector<bool> lost;
   RoundNotice notice{round.number, round.restart_count, round.master_addr, round.master_port, {}};
   for (std::size_t i = 0; i < attempt.specs.size(); ++i) {
@@ -374,7 +376,8 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   Attempt attempt;
   attempt.round = round;
   attempt.start = attempt.round_start = Clock::now();
-  co_await job.outputs.make_folders(round.number, job.workers, gives_up(job));
+  const auto give_up = gives_up(job);
+  co_await job.outputs.make_folders(round.number, job.workers, give_up);
   Parts parts(job, attempt, std::move(port));
   WorkerGroup& group = parts.group;
   AttemptOutput& logs = parts.logs;

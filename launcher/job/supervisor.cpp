@@ -160,9 +160,10 @@ JobRecord begin_record(const Options& options, const JobClock& clock, const std:
 /// --result-json, without waiting for a stalled disk for ever.
 asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record) {
   const auto copy = std::make_shared<const JobRecord>(record);
+  const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
+  const auto deadline = std::chrono::steady_clock::now() + kRecordPatience;
   try {
-    if (!co_await run_aside([copy, path] { write_result_json(path, *copy); },
-                            std::chrono::steady_clock::now() + kRecordPatience))
+    if (!co_await run_aside(write, deadline))
       log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));
   } catch (const IoError& error) {
     log_warning(std::string("--result-json: ") + error.what());

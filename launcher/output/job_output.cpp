@@ -22,9 +22,9 @@ constexpr const char* kStalled = "the disk does not answer";
 /// Runs work on files aside. returns why it is not done; empty: it is
 asio::awaitable<std::string> problem_of(std::function<void()> work, std::filesystem::path path,
                                         std::chrono::steady_clock::time_point deadline,
-                                        std::function<bool()> give_up) {
+                                        const std::function<bool()>* give_up) {
   try {
-    if (co_await run_aside(std::move(work), deadline, give_up)) co_return "";
+    if (co_await run_aside(work, deadline, give_up)) co_return "";
     co_return IoError(path, kStalled).what();
   } catch (const std::exception& error) {
     co_return error.what();
@@ -129,10 +129,10 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
   if (!log_folder_) {
     const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
     const auto path = job_folder(options_.output.log_dir);
-    const auto make = [made, path] {
+    const std::function<void()> make = [made, path] {
       for_flag("--log-dir", [&] { *made = std::make_shared<const LogFolder>(path); });
     };
-    if (!co_await run_aside(make, patience, give_up)) throw IoError("--log-dir", IoError(path, kStalled));
+    if (!co_await run_aside(make, patience, &give_up)) throw IoError("--log-dir", IoError(path, kStalled));
     log_folder_ = *made;
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
     if (!log_folder_->is_safe())
@@ -141,10 +141,11 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
           ": others may be able to read and replace the files here, for the file system does not keep "
           "owners and modes");
   }
-  const auto make = [folder = log_folder_, name = std::filesystem::path(attempt_name(attempt)), workers] {
+  const std::function<void()> make = [folder = log_folder_,
+                                      name = std::filesystem::path(attempt_name(attempt)), workers] {
     for (int i = 0; i < workers; ++i) folder->open_below(name / std::to_string(i));
   };
-  const std::string problem = co_await problem_of(make, attempt_folder(attempt), patience, give_up);
+  const std::string problem = co_await problem_of(make, attempt_folder(attempt), patience, &give_up);
   folder_missing_ = !problem.empty();
   if (folder_missing_)
     log_warning(problem + ": what would go to files there goes to the console, the job goes on");
@@ -155,14 +156,15 @@ asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
   const auto log_dir = log_folder_ ? options_.output.log_dir : std::filesystem::path(kDefaultLogDir);
   for (const auto& folder : {job_folder(log_dir), std::filesystem::path(temp_folder_.string() + "-stacks")}) {
     const std::string name = attempt_name(attempt);
-    const auto make = [shared = folder == job_folder(log_dir) ? log_folder_ : nullptr, folder, name] {
+    const std::function<void()> make = [shared = folder == job_folder(log_dir) ? log_folder_ : nullptr,
+                                        folder, name] {
       if (shared)
         shared->open_below(name);
       else
         LogFolder(folder / name);
     };
     const auto patience = std::chrono::steady_clock::now() + kDiskPatience;
-    const std::string problem = co_await problem_of(make, folder, patience, give_up);
+    const std::string problem = co_await problem_of(make, folder, patience, &give_up);
     if (problem.empty()) co_return folder / name;
     log_warning(problem + ": no stacks there");
   }

@@ -71,7 +71,8 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   const auto address = asio::ip::make_address(endpoint.host, is_name);
   if (!is_name) co_return std::vector{tcp::endpoint(address, static_cast<unsigned short>(endpoint.port))};
   const auto found = std::make_shared<std::vector<tcp::endpoint>>();
-  co_await run_aside([found, endpoint] { *found = look_up(endpoint); });
+  const std::function<void()> work = [found, endpoint] { *found = look_up(endpoint); };  // named: GCC 12
+  co_await run_aside(work);
   co_return std::move(*found);
 }
 
