@@ -35,14 +35,37 @@ bool same_output(int fd, int other) {
 
 }  // namespace
 
-/// What the thread writes to. A failure costs one warning; a full disk may get room again, a reader that is
-/// gone does not come back.
+/// Where the lines go. A failure costs one warning; a full disk may get room again, a reader that is gone
+/// does not come back.
 class ConsoleSink::Descriptor : public WriteTarget {
  public:
+  /// The descriptor is shared with other programs, so O_NONBLOCK must not be set on it: pipes and terminals
+  /// are opened again. Where that fails (sockets, another user's terminal), and for files, only the thread
+  /// writes.
   Descriptor(int fd, std::string name, WriterThread::Warn warn)
-      : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 3)), name_(std::move(name)), warn_(std::move(warn)) {}
+      : name_(std::move(name)), warn_(std::move(warn)) {
+    struct stat info {};
+    const std::string path = "/proc/self/fd/" + std::to_string(fd);
+    if (::fstat(fd, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISBLK(info.st_mode))
+      fd_.reset(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    never_waits_ = static_cast<bool>(fd_);
+    if (!fd_) fd_.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  }
 
   bool gone() const { return gone_; }
+
+  /// Writes as much as goes without waiting. returns how many bytes; 0 also for an error, which the thread
+  /// will meet again
+  std::size_t write_some(std::string_view bytes) const {
+    std::size_t written = 0;
+    while (never_waits_ && written < bytes.size()) {
+      const ssize_t n = ::write(fd_.get(), bytes.data() + written, bytes.size() - written);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) break;
+      written += static_cast<std::size_t>(n);
+    }
+    return written;
+  }
 
   void write(std::string_view bytes) override {
     if (gone_ || write_all(fd_.get(), bytes)) return;
@@ -57,6 +80,7 @@ class ConsoleSink::Descriptor : public WriteTarget {
 
  private:
   UniqueFd fd_;
+  bool never_waits_ = false;
   std::string name_;
   WriterThread::Warn warn_;
   std::atomic<bool> gone_ = false;
@@ -160,9 +184,14 @@ void ConsoleSink::flush(bool at_end) {
   flush_due_ = false;
   add_own(at_end);
   draw_transient();
-  if (buffer_.empty()) return;
-  thread_.write(target_, std::exchange(buffer_, {}));
-  if (std::exchange(workers_wrote_, false)) workers_bytes_ = thread_.passed();
+  std::string_view rest = buffer_;
+  if (thread_.waiting() == 0 && !target_->gone()) rest.remove_prefix(target_->write_some(rest));
+  if (!rest.empty()) {
+    thread_.write(target_, std::string(rest));
+    if (workers_wrote_) workers_bytes_ = thread_.passed();
+  }
+  buffer_.clear();
+  workers_wrote_ = false;
 }
 
 asio::awaitable<bool> ConsoleSink::drain(std::optional<Clock::time_point> deadline) {

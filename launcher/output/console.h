@@ -17,7 +17,7 @@
 namespace ddprun::launcher {
 
 /// Merges the lines of many writers into one stream: whole, in order, through a bounded buffer, and without
-/// waiting for the reader: a thread writes. An address that it owns identifies a writer.
+/// waiting for the reader: what would wait, a thread writes. An address that it owns identifies a writer.
 class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
  public:
   using Writer = const void*;

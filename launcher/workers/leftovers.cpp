@@ -13,10 +13,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "ddprun-";
-constexpr const char* kMark = "in_use";
 
-/// Differs between machines, which may share the folder, and from one start of a machine to the next.
-std::string this_boot() { return read_or_empty("/proc/sys/kernel/random/boot_id"); }
+/// The name of a locked file in the folder of a running ddprun. It differs between machines, which may share
+/// the folder, and from one start of a machine to the next. The file is empty: on a disk that discards freed
+/// blocks removing a single one takes milliseconds.
+std::string mark_name() {
+  const std::string boot(trimmed(read_or_empty("/proc/sys/kernel/random/boot_id")));
+  return boot.empty() ? "" : "in_use-" + boot;  // "": no file has this name
+}
 
 /// Whether the folder is a job's whose ddprun has ended.
 bool is_abandoned(const fs::path& path) {
@@ -24,10 +28,9 @@ bool is_abandoned(const fs::path& path) {
   struct stat info {};
   if (!folder || ::fstat(folder.get(), &info) != 0 || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0)
     return false;
-  const UniqueFd mark(::openat(folder.get(), kMark, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  const std::string boot = this_boot();
-  return mark && !boot.empty() && read_or_empty(path / kMark) == boot &&
-         ::flock(mark.get(), LOCK_EX | LOCK_NB) == 0;
+  const UniqueFd mark(
+      ::openat(folder.get(), mark_name().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  return mark && ::flock(mark.get(), LOCK_EX | LOCK_NB) == 0;
 }
 
 }  // namespace
@@ -35,13 +38,12 @@ bool is_abandoned(const fs::path& path) {
 std::string temp_name(const std::string& job_id) { return std::string(kPrefix) + job_id; }
 
 UniqueFd mark_in_use(const fs::path& folder) {
-  const auto unlocked = folder / (std::string(kMark) + ".new");
+  const auto unlocked = folder / "new";
   UniqueFd mark(::open(unlocked.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const bool locked =
-      mark && ::flock(mark.get(), LOCK_EX | LOCK_NB) == 0 && write_all(mark.get(), this_boot());
+  const bool locked = mark && ::flock(mark.get(), LOCK_EX | LOCK_NB) == 0;
   // Only now, because a mark without a lock means that nobody uses the folder.
   if (locked) [[maybe_unused]]
-    const int ignored = ::rename(unlocked.c_str(), (folder / kMark).c_str());
+    const int ignored = ::rename(unlocked.c_str(), (folder / mark_name()).c_str());
   return mark;
 }
 

@@ -217,7 +217,10 @@ TEST_CASE("a reader that does not read costs the oldest of ddprun's messages, an
   ConsoleRig rig(make_pipe());
   ConsoleSink& out = *rig.console.out();
   const std::string worker = std::string(63, 'x') + "\n";
-  while (out.has_room()) out.write(&rig.a, "", worker);
+  while (out.has_room()) {  // with the pipe full, too
+    while (out.has_room()) out.write(&rig.a, "", worker);
+    run(rig.io, rig.console.drain(steady_clock::now() + std::chrono::milliseconds(10)));
+  }
   const int messages = 2 * static_cast<int>(ConsoleSink::kMostOwn) / 16;
   for (int i = 0; i < messages; ++i) {
     const std::string number = std::to_string(10000000 + i);
