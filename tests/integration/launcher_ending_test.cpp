@@ -106,7 +106,7 @@ TEST_CASE("without a debugger a job that is too late waits for none", "[timeouts
 }
 
 TEST_CASE("a job that is too late ends in order where the log folder cannot be made", "[timeouts]") {
-  const std::string limit = GENERATE("--timeout=1", "--hang-timeout=1");
+  const std::string limit = GENERATE("--timeout=3", "--hang-timeout=3");
   const TempDir folder;
   Command command =
       script({"--nproc-per-node=2", limit, "--log-dir", folder.path()},
