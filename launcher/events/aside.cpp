@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include <ddprun/common/files.h>
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -44,13 +44,12 @@ struct Aside {
 asio::awaitable<bool> run_aside(std::function<void()> work,
                                 std::optional<std::chrono::steady_clock::time_point> deadline,
                                 const std::function<bool()>* give_up) {
-  using Clock = std::chrono::steady_clock;
   const auto aside = std::make_shared<Aside>();
   aside->work = std::move(work);
   if (!aside->done) throw std::system_error(errno, std::generic_category(), "eventfd");
   const auto executor = co_await asio::this_coro::executor;
   asio::posix::stream_descriptor done(executor, ::dup(aside->done.get()));
-  asio::steady_timer timer(executor);
+  Timer timer(executor);
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
@@ -63,7 +62,7 @@ asio::awaitable<bool> run_aside(std::function<void()> work,
     timer.cancel();
   });
   while (!finished) {
-    const auto now = Clock::now(), end = deadline.value_or(Clock::time_point::max());
+    const auto now = LoopClock::now(), end = deadline.value_or(LoopClock::time_point::max());
     if (now >= end) co_return false;
     if (give_up != nullptr && (*give_up)()) co_return false;
     timer.expires_at(give_up != nullptr ? std::min(end, now + kLook) : end);

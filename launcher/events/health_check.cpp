@@ -6,7 +6,6 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <memory>
@@ -14,6 +13,7 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -29,7 +29,7 @@ constexpr int kMaxClients = 16;
 
 /// Waits until there is something to read, at most this long.
 asio::awaitable<void> wait_to_read(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit) {
-  asio::steady_timer timer(socket->get_executor(), limit);
+  Timer timer(socket->get_executor(), limit);
   timer.async_wait([socket](const boost::system::error_code& cancelled) {
     boost::system::error_code ignored;
     if (!cancelled) socket->cancel(ignored);
@@ -58,7 +58,7 @@ asio::awaitable<void> serve(tcp::acceptor acceptor) {
     auto socket = std::make_shared<tcp::socket>(
         co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error)));
     if (error) {  // for instance no descriptor left
-      asio::steady_timer timer(acceptor.get_executor(), kCloseTimeout);
+      Timer timer(acceptor.get_executor(), kCloseTimeout);
       co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, error));
     } else if (*clients < kMaxClients) {
       ++*clients;

@@ -4,13 +4,15 @@
 #include <cstdint>
 #include <string>
 
+#include "launcher/events/clock.h"
+
 namespace ddprun::launcher {
 
 /// The time of a job, monotonic both since its start and as a date.
 class JobClock {
  public:
-  using Monotonic = std::chrono::steady_clock;
-  using Wall = std::chrono::system_clock;
+  using Monotonic = LoopClock;
+  using Wall = WallClock;
 
   explicit JobClock(Monotonic::time_point start = Monotonic::now(), Wall::time_point date = Wall::now())
       : start_(start), date_(date) {}

@@ -3,7 +3,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <deque>
 #include <list>
@@ -13,6 +12,7 @@
 
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 
@@ -40,7 +40,7 @@ inline void throw_if_failed(const JobEvent& event) {
 /// time and decides; handlers only queue.
 class JobEvents {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
 
   JobEvents(boost::asio::io_context& io, const SignalFd& signals);
   ~JobEvents();
@@ -74,8 +74,8 @@ class JobEvents {
   const SignalFd& handled_;
   Descriptor signals_;
   std::list<Descriptor> pidfds_;
-  int generation_ = 0;                 ///< of pidfds_: a handler may be queued when exits are forgotten
-  boost::asio::steady_timer wake_up_;  ///< cancelled when an event arrives
+  int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten
+  Timer wake_up_;       ///< cancelled when an event arrives
   std::deque<JobEvent> events_;
 };
 

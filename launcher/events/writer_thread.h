@@ -3,7 +3,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +12,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 
@@ -29,7 +30,7 @@ class WriteTarget {
 class WriterThread {
  public:
   using Writer = const void*;
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
   /// Takes a warning on the thread; the event loop logs it.
   using Warn = std::function<void(const std::string&)>;
 
@@ -78,7 +79,7 @@ class WriterThread {
   std::uint64_t passed_ = 0;
   std::shared_ptr<Queue> queue_;
   boost::asio::posix::stream_descriptor news_;  // an eventfd that the thread writes to
-  boost::asio::steady_timer drained_;           // cancelled when the thread reports
+  Timer drained_;                               // cancelled when the thread reports
   std::vector<Waiter> waiters_;
   std::shared_ptr<void> alive_ = std::make_shared<char>();  // for queued handlers
 };

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/events/timer.h"
 #include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
 #include "launcher/host/gpu_list.h"
@@ -209,7 +209,7 @@ asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {
   const TempDir folder("ddprun-stacks");
   StackDump dump(targets, folder.path(), find_stack_tools(process_env("PATH").value_or("/bin:/usr/bin")));
   const auto deadline = JobEvents::Clock::now() + kStackDumpTimeout;
-  asio::steady_timer timer(co_await asio::this_coro::executor);
+  Timer timer(co_await asio::this_coro::executor);
   while (!dump.advance() && JobEvents::Clock::now() < deadline) {
     timer.expires_after(dump.looking() ? std::chrono::milliseconds(0) : kStackLook);
     boost::system::error_code ignored;

@@ -20,6 +20,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/aside.h"
+#include "launcher/events/clock.h"
 #include "launcher/events/health_check.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/gpu_list.h"
@@ -161,7 +162,7 @@ JobRecord begin_record(const Options& options, const JobClock& clock, const std:
 asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record) {
   const auto copy = std::make_shared<const JobRecord>(record);
   const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
-  const auto deadline = std::chrono::steady_clock::now() + kRecordPatience;
+  const auto deadline = LoopClock::now() + kRecordPatience;
   try {
     if (!co_await run_aside(write, deadline))
       log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));

@@ -2,7 +2,6 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include "launcher/events/timer.h"
 #include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/output_stream.h"
@@ -24,7 +24,7 @@ namespace ddprun::launcher {
 /// Forwards the output of one attempt's workers to ddprun's console and to files.
 class AttemptOutput {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
 
   /// folder  of the log files; null if no plan has any. It and the console must outlive this
   AttemptOutput(boost::asio::io_context& io, Console& console, const LogFolder* folder);
@@ -88,7 +88,7 @@ class AttemptOutput {
   std::vector<std::shared_ptr<OutputStream>> streams_;
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;
-  boost::asio::steady_timer ended_;  // cancelled when a stream ends
+  Timer ended_;  // cancelled when a stream ends
 };
 
 }  // namespace ddprun::launcher

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "launcher/events/clock.h"
 #include "launcher/events/writer_thread.h"
 
 namespace ddprun::launcher {
@@ -21,7 +22,7 @@ namespace ddprun::launcher {
 class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
  public:
   using Writer = const void*;
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
   static constexpr std::size_t kFull = std::size_t{256} << 10;
   /// Of ddprun's own messages while there is no room; then the oldest are dropped.
   static constexpr std::size_t kMostOwn = std::size_t{64} << 10;
@@ -92,7 +93,7 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
 /// lines keep their order, and there is one transient line.
 class Console {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
 
   explicit Console(boost::asio::io_context& io, int out_fd = 1, int err_fd = 2);
 

@@ -10,6 +10,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/aside.h"
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -125,7 +126,7 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
 
 asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::function<bool()> give_up) {
   if (options_.output.log_dir.empty()) co_return;
-  const auto patience = std::chrono::steady_clock::now() + kDiskPatience;
+  const auto patience = LoopClock::now() + kDiskPatience;
   if (!log_folder_) {
     const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
     const auto path = job_folder(options_.output.log_dir);
@@ -163,7 +164,7 @@ asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
       else
         LogFolder(folder / name);
     };
-    const auto patience = std::chrono::steady_clock::now() + kDiskPatience;
+    const auto patience = LoopClock::now() + kDiskPatience;
     const std::string problem = co_await problem_of(make, folder, patience, &give_up);
     if (problem.empty()) co_return folder / name;
     log_warning(problem + ": no stacks there");

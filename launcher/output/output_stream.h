@@ -2,7 +2,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include "launcher/events/timer.h"
 #include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/log_file.h"
@@ -103,7 +103,7 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
 
   boost::asio::posix::stream_descriptor source_;
   int fd_;  // source_'s
-  boost::asio::steady_timer partial_timer_;
+  Timer partial_timer_;
   OutputTargets targets_;
   Bytes on_bytes_;
   std::function<void()> on_end_;

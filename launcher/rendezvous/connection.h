@@ -2,13 +2,13 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "launcher/events/timer.h"
 #include "launcher/rendezvous/protocol.h"
 
 namespace ddprun::launcher {
@@ -53,7 +53,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Socket socket_;
   Side side_;
   std::string token_;
-  boost::asio::steady_timer timer_;
+  Timer timer_;
   std::optional<FrameReader> reader_;
   std::optional<FrameWriter> writer_;
   std::deque<std::string> queue_;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "launcher/events/clock.h"
 #include "launcher/rendezvous/known_signs.h"
 #include "launcher/rendezvous/message.h"
 #include "launcher/rendezvous/restart_policy.h"
@@ -49,7 +50,7 @@ struct CoordinatorSettings : MeetingRules {
 /// round never changes: it runs, or is abandoned for the next one.
 class Coordinator {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
   using Time = Clock::time_point;
   using NodeId = std::size_t;  ///< a connection; never reused
 

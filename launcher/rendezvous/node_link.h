@@ -2,7 +2,6 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "launcher/events/job_events.h"
+#include "launcher/events/timer.h"
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/rendezvous/known_signs.h"
@@ -111,7 +111,7 @@ class NodeLink {
   JobEvents& events_;
   boost::asio::io_context& io_;
   Settings settings_;
-  boost::asio::steady_timer timer_, summary_timer_;
+  Timer timer_, summary_timer_;
   Search search_;
   std::shared_ptr<Connection> connection_;
   std::optional<CoordinatorMessage> answer_;  ///< to join, until listen() handles it

@@ -98,7 +98,7 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
     if (error) {
       if (!warned) log_warning("cannot accept a node's connection: " + error.message());
       warned = true;
-      asio::steady_timer pause(io_, kPauseWithoutDescriptors);
+      Timer pause(io_, kPauseWithoutDescriptors);
       co_await pause.async_wait(asio::use_awaitable);
       continue;
     }

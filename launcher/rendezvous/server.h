@@ -3,7 +3,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <list>
 #include <map>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include "launcher/events/timer.h"
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/line_limit.h"
@@ -71,7 +71,7 @@ class CoordinatorServer {
   std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have sent Join
   std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, oldest first
   LineLimit limit_;                                        ///< of lines that anyone can cause
-  boost::asio::steady_timer timer_;
+  Timer timer_;
   Id next_id_ = 0;
   std::function<void()> on_all_gone_;
   std::function<void(const std::string&, const Summary&)> on_summary_;

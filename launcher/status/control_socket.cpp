@@ -12,7 +12,6 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/read_until.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include <utility>
 
 #include <ddprun/common/logging.h>
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -53,7 +53,7 @@ asio::awaitable<void> serve_asker(std::shared_ptr<Socket> socket,
     if (error) co_return;
     const std::string reply = co_await answer_line(*questions, received.substr(0, size));
     received.erase(0, size);
-    asio::steady_timer patience(socket->get_executor(), kAnswerTimeout);
+    Timer patience(socket->get_executor(), kAnswerTimeout);
     patience.async_wait([socket](const boost::system::error_code& cancelled) {
       boost::system::error_code ignored;
       if (!cancelled) socket->close(ignored);
@@ -72,7 +72,7 @@ asio::awaitable<void> accept_askers(stream_protocol::acceptor acceptor,
     auto socket = std::make_shared<Socket>(
         co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error)));
     if (error) {  // for instance no descriptor left
-      asio::steady_timer pause(acceptor.get_executor(), kAcceptPause);
+      Timer pause(acceptor.get_executor(), kAcceptPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
     } else if (*askers < kMaxAskers && is_this_user(*socket)) {
       ++*askers;

@@ -4,7 +4,6 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
@@ -24,6 +23,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/events/timer.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/rendezvous/hmac.h"
 
@@ -129,7 +129,7 @@ asio::awaitable<void> accept_browsers(tcp::acceptor acceptor, std::shared_ptr<Me
     boost::system::error_code error;
     tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (error) {  // for instance no descriptor left
-      asio::steady_timer pause(acceptor.get_executor(), kHttpPause);
+      Timer pause(acceptor.get_executor(), kHttpPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
     } else if (service->clients < kMaxBrowsers) {
       ++service->clients;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/events/clock.h"
 #include "launcher/status/stragglers.h"
 
 namespace ddprun::launcher {
@@ -13,7 +14,7 @@ namespace ddprun::launcher {
 /// What the other nodes' ddpruns report about their ranks, in the coordinator's ddprun. Trusts nothing.
 class NodesBoard {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
 
   /// text  a rank's view (docs/ddpctl.md) as JSON; ignores anything else
   void take(const std::string& node, int round, const std::string& text, Clock::time_point now);

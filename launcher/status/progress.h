@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <ddprun/common/status.h>
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 
@@ -23,7 +24,7 @@ struct Pace {
 /// What a worker has reported through its status channel, and conclusions from it.
 class Progress {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
 
   /// Takes bytes from the channel. Drops a line that is not a status, or too long.
   void add(std::string_view bytes, Clock::time_point now);

@@ -8,7 +8,6 @@
 #include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/system_timer.hpp>
 #include <cerrno>
 #include <csignal>
 #include <map>
@@ -20,12 +19,13 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-using Clock = std::chrono::system_clock;
+using Clock = WallClock;
 
 constexpr double kNever = 8e9;                 // seconds; Clock ends in the year 2262
 constexpr std::size_t kMaxLine = 64 * 1024;    // torch's client writes at most PIPE_BUF
@@ -82,7 +82,7 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
   std::filesystem::path path;
   OnExpired on_expired;
   asio::posix::stream_descriptor pipe;
-  asio::system_timer timer;
+  WallTimer timer;
   std::array<char, 4096> bytes{};
   std::string unread;
   std::map<std::pair<pid_t, std::string>, Timer> timers;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include "launcher/events/timer.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/process.h"
 
@@ -46,7 +46,7 @@ class Standbys {
   void drop(const Standby& standby);
 
   Guard& guard_;
-  boost::asio::steady_timer timer_;
+  Timer timer_;
   std::size_t count_ = 0;
   ProcessSpec process_;
   std::function<bool()> may_start_;

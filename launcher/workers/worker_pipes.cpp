@@ -4,10 +4,11 @@
 #include <unistd.h>
 
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -33,7 +34,7 @@ struct WorkerPipes::Pipe {
   std::shared_ptr<const OnBytes> on_bytes;
   UniqueFd reading;                        ///< none: the workers are gone
   asio::posix::stream_descriptor waiting;  ///< the same descriptor, while bytes should wake us
-  asio::steady_timer resting;
+  Timer resting;
 };
 
 WorkerPipes::WorkerPipes(asio::io_context& io, OnBytes on_bytes)

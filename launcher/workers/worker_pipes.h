@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 
@@ -48,7 +49,7 @@ class WorkerPipes {
 /// written there is a beat.
 class Heartbeats {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = LoopClock;
 
   explicit Heartbeats(boost::asio::io_context& io)
       : pipes_(io, [this](std::size_t index, std::string_view) { last_beats_[index] = Clock::now(); }) {}

@@ -16,9 +16,10 @@ namespace fs = std::filesystem;
 /// Long enough that a test which waits it out fails at its deadline.
 const std::string kNoHurry = "--shutdown-timeout=600";
 
-/// A shell's lines that put a file in the place of the job's log folder, once.
+/// A shell's lines that put a file in the place of the job's log folder, once both workers' files are there.
 const std::string kBreakLogs =
-    "if [ $LOCAL_RANK = 0 ]; then for job in \"$LOGS\"/*; do rm -r \"$job\"; : > \"$job\"; done; fi; ";
+    "if [ $LOCAL_RANK = 1 ]; then : > \"$STARTED\"; else until [ -e \"$STARTED\" ]; do sleep 0.01; done; "
+    "for job in \"$LOGS\"/*; do rm -r \"$job\"; : > \"$job\"; done; fi; ";
 
 TEST_CASE("a program that saves as it ends still has the processes that load its data", "[launcher]") {
   const std::string wrapper =
@@ -80,13 +81,14 @@ TEST_CASE("an error in the event loop ends the workers in order", "[launcher]") 
 }
 
 TEST_CASE("a restart whose log folder cannot be made shows its output on the console", "[restarts]") {
-  const TempDir folder;
+  const TempDir folder, started;
   Command command =
       script({"--nproc-per-node=2", "--redirects=3", "--log-dir", folder.path(), "--max-restarts=1"},
              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { " + kBreakLogs +
                  "[ $LOCAL_RANK = 0 ] || sleep 600; exit 3; }; echo restarted; [ -d "
                  "\"${TORCHELASTIC_ERROR_FILE%/*}\" ]");
   command.env["LOGS"] = folder.path();
+  command.env["STARTED"] = started.path() / "rank_1";
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(0));
   for (const char* rank : {"0", "1"})
@@ -106,13 +108,14 @@ TEST_CASE("without a debugger a job that is too late waits for none", "[timeouts
 }
 
 TEST_CASE("a job that is too late ends in order where the log folder cannot be made", "[timeouts]") {
-  const std::string limit = GENERATE("--timeout=1", "--hang-timeout=1");
-  const TempDir folder;
+  const std::string limit = GENERATE("--timeout=3", "--hang-timeout=3");
+  const TempDir folder, started;
   Command command =
       script({"--nproc-per-node=2", limit, "--log-dir", folder.path()},
              kBreakLogs +
                  "trap 'echo got a signal; exit' TERM ABRT; setsid sleep 600 & while :; do sleep 0.05; done");
   command.env["LOGS"] = folder.path();
+  command.env["STARTED"] = started.path() / "rank_1";
   Child ddprun(command);
   CHECK(ddprun.wait() == ExitStatus::exited(124));
   CHECK(count_of("got a signal", ddprun.out()) == 2);

@@ -27,8 +27,8 @@ TEST_CASE("rank 0's output keeps silent workers on other nodes alive", "[nodes][
   const std::string text =
       "i=0; while [ $i -lt 20 ]; do [ $RANK != 0 ] || echo step $i; i=$((i + 1)); sleep 0.25; done";
   NodeJob nodes;
-  nodes.start_script({"--nnodes=2", "--node-rank=0", "--hang-timeout=2", "--node-timeout=2"}, text);
-  nodes.start_script({"--nnodes=2", "--node-rank=1", "--hang-timeout=2", "--node-timeout=2"}, text);
+  nodes.start_script({"--nnodes=2", "--node-rank=0", "--hang-timeout=3", "--node-timeout=2"}, text);
+  nodes.start_script({"--nnodes=2", "--node-rank=1", "--hang-timeout=3", "--node-timeout=2"}, text);
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
 }
 
@@ -36,7 +36,7 @@ TEST_CASE("a hang on all nodes is found, and every node dumps its stacks", "[nod
   const TempDir logs[2];
   NodeJob nodes;
   for (const TempDir& folder : logs)
-    nodes.start(quick(folder, {"--hang-timeout=1", "--nproc-per-node=2"}), {"ready", "pause"});
+    nodes.start(quick(folder, {"--hang-timeout=3", "--nproc-per-node=2"}), {"ready", "pause"});
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(124)));
   for (const std::size_t node : {0U, 1U}) {
     CHECK_THAT(nodes.node(node).err(), ContainsSubstring("no sign of life from rank "));
@@ -46,12 +46,12 @@ TEST_CASE("a hang on all nodes is found, and every node dumps its stacks", "[nod
 
 TEST_CASE("where one node notices a hang or the end of the time, every node dumps its stacks",
           "[nodes][timeouts]") {
-  const auto flag = GENERATE(as<std::string>(), "--timeout=1", "--hang-timeout=1");
+  const auto flag = GENERATE(as<std::string>(), "--timeout=4", "--hang-timeout=4");
   CAPTURE(flag);
   const TempDir logs[2];
   NodeJob nodes;
   nodes.start(quick(logs[0], {"--node-rank=0"}), {"ready", "pause"});
-  nodes.start(quick(logs[1], {"--node-rank=1", flag}), flag == "--timeout=1"
+  nodes.start(quick(logs[1], {"--node-rank=1", flag}), flag == "--timeout=4"
                                                            ? std::vector<std::string>{"pause"}
                                                            : std::vector<std::string>{"beat", "3", "pause"});
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(124)));
@@ -74,7 +74,7 @@ TEST_CASE("where another node lacks --hang-timeout, silent workers do not hang a
 TEST_CASE("a time limit on a node that has succeeded dumps the stacks of the others", "[nodes][timeouts]") {
   const TempDir logs[2];
   NodeJob nodes;
-  nodes.start(quick(logs[0], {"--node-rank=0", "--timeout=1"}), {"ready"});
+  nodes.start(quick(logs[0], {"--node-rank=0", "--timeout=4"}), {"ready"});
   nodes.start(quick(logs[1], {"--node-rank=1"}), {"ready", "pause"});
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(124)));
   CHECK(stacks_in(logs[1].path()) == 1);

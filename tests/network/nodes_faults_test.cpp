@@ -329,7 +329,7 @@ TEST_CASE("a signal on all nodes at once, as from a scheduler, ends the job", "[
   }
 }
 
-TEST_CASE("a worker that is lost while the next round begins is replaced in that round", "[nodes]") {
+TEST_CASE("a worker that is lost while the next round begins is replaced in that round", "[nodes][clock]") {
   const Network network(2, {.ipv4 = true, .slow = Impairment{200ms, 0}});
   Nodes nodes(network);
   for (const int host :

@@ -7,14 +7,14 @@
 #include <thread>
 
 #include "tests/launcher/output/attempt_output_rig.h"
+#include "tests/launcher/stopped_clock.h"
 
 namespace ddprun::test {
 using namespace launcher;
 namespace {
 
 using namespace std::string_literals;
-using std::chrono::milliseconds;
-using std::chrono::steady_clock;
+using namespace std::chrono_literals;
 
 /// Counts the lines "RANK STREAM NUMBER xxx" of a stream that comes in any pieces.
 class LineCheck {
@@ -130,15 +130,29 @@ TEST_CASE("a grandchild that keeps a stream open is waited for until the deadlin
     put(1, "whole\npart");
   });
   REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
-  const auto start = steady_clock::now();
-  rig.drain(start + milliseconds(200));
-  CHECK(steady_clock::now() - start >= milliseconds(200));
-  CHECK(steady_clock::now() - start < kDeadline / 2);
+  const StoppedClock clock;
+  std::optional<bool> all_ended;
+  boost::asio::co_spawn(rig.io, rig.logs->wait_for_ends(LoopClock::now() + 200ms),
+                        [&](const std::exception_ptr&, bool ended) { all_ended = ended; });
+  clock.pass(rig.io, 199ms);
+  CHECK_FALSE(all_ended);
+  clock.pass(rig.io, 1ms);
+  CHECK(all_ended == false);
+  rig.logs->finish();
   std::string shown;
   CHECK(run_until(rig.io, [&] {
     shown += read_available(rig.out.ours);
     return shown == "[d0]:whole\n[d0]:part\n";
   }));
+}
+
+/// Whether a worker whose output does not move does not count as silent an hour later.
+bool is_alive_without_a_sign(OutputRig& rig, const StoppedClock& clock) {
+  while (rig.io.restart(), rig.io.run_one_for(50ms) > 0) {
+  }
+  clock.pass(rig.io, 1h);
+  return run_until(rig.io, [&] { return rig.logs->last_output(0) == LoopClock::now(); }) &&
+         !rig.writers.front().ended();
 }
 
 TEST_CASE("a slow reader makes the worker wait, and it does not count as silent", "[attempt_output]") {
@@ -147,11 +161,8 @@ TEST_CASE("a slow reader makes the worker wait, and it does not count as silent"
   rig.start(0, {to_console("[0]:"), to_nowhere()}, [] { put_numbered_lines(kLines); });
   // Both pipes and the buffer are full: nothing moves any more.
   REQUIRE(run_until(rig.io, [&] { return !rig.console->out()->has_room(); }));
-  while (rig.io.restart(), rig.io.run_one_for(milliseconds(50)) > 0) {
-  }
-  CHECK_FALSE(rig.writers.front().ended());
-  const auto now = steady_clock::now();
-  CHECK(rig.logs->last_output(0) >= now);
+  const StoppedClock clock;
+  CHECK(is_alive_without_a_sign(rig, clock));
 
   LineCheck check(1, 'o');
   CHECK(run_until(rig.io, [&] {
@@ -179,25 +190,21 @@ TEST_CASE("a stalled disk makes the worker wait, and the event loop goes on", "[
   Ends disk = make_pipe();
   stall(rig.temp.path() / "out", disk);
 
-  // The disk recovers after a while, so that a loop that waits for it is not stuck for ever.
+  // The disk recovers some time, so that a loop that waits for it is not stuck for ever.
+  std::atomic<bool> recovers = false;
   std::atomic<std::size_t> stored = 0;
   std::thread recovery([&] {
-    std::this_thread::sleep_for(milliseconds(1000));
+    wait_until([&] { return recovers.load(); });
     char buffer[1 << 16];
     for (ssize_t n; stored < kBytes && (n = ::read(disk.ours.get(), buffer, sizeof buffer)) > 0;)
       stored += static_cast<std::size_t>(n);
   });
-  auto longest = steady_clock::duration::zero();
-  for (const auto start = steady_clock::now(); steady_clock::now() - start < milliseconds(700);) {
-    const auto before = steady_clock::now();
-    rig.io.restart();
-    rig.io.run_one_for(milliseconds(10));
-    longest = std::max(longest, steady_clock::now() - before);
+  {
+    const StoppedClock clock;
+    CHECK(is_alive_without_a_sign(rig, clock));
   }
-  CHECK(longest < milliseconds(250));
-  CHECK_FALSE(rig.writers.front().ended());
-  const auto now = steady_clock::now();
-  CHECK(rig.logs->last_output(0) >= now);  // it does not count as silent
+  CHECK(stored == 0);
+  recovers = true;
   rig.drain();
   CHECK(run_until(rig.io, [&] { return stored == kBytes; }));
   recovery.join();
@@ -219,12 +226,12 @@ TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[attemp
 }
 
 TEST_CASE("logs that go while output is on its way are not called any more", "[attempt_output]") {
+  const StoppedClock clock;
   OutputRig rig;
   rig.start(0, {to_console(), to_console()}, [] { put_numbered_lines(1000); });
   REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
   rig.logs.reset();
-  rig.io.restart();
-  rig.io.run_for(milliseconds(150));
+  clock.pass(rig.io, 150ms);
   SUCCEED("no sanitizer complained");
 }
 

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 
 #include "tests/launcher/output/attempt_output_rig.h"
+#include "tests/launcher/stopped_clock.h"
 
 namespace ddprun::test {
 using namespace launcher;
@@ -146,6 +147,7 @@ TEST_CASE("the workers' terminals follow the size of ddprun's", "[attempt_output
 }
 
 TEST_CASE("a progress bar that clears itself leaves no line", "[attempt_output]") {
+  const StoppedClock clock;  // else the bar may be shown for a while
   OutputRig rig(make_terminal());
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [] { put(1, "done\n\r10%\x1b[K\r20%\x1b[K\r\x1b[K"); });
   rig.drain();
@@ -153,6 +155,7 @@ TEST_CASE("a progress bar that clears itself leaves no line", "[attempt_output]"
 }
 
 TEST_CASE("a progress bar that is overwritten with spaces leaves no line", "[attempt_output]") {
+  const StoppedClock clock;  // else the bar may be shown for a while
   OutputRig rig(make_terminal());
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [] { put(1, "done\n10%|##   |\r          \r"); });
   rig.drain();

@@ -12,6 +12,7 @@
 
 #include "launcher/events/signals.h"
 #include "launcher/rendezvous/connection.h"
+#include "tests/launcher/stopped_clock.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -19,6 +20,7 @@ namespace {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
+using namespace std::chrono_literals;
 
 /// A port of this host that refuses connections until somebody listens.
 tcp::acceptor bound(asio::io_context& io) {
@@ -46,13 +48,50 @@ asio::awaitable<void> receive(tcp::acceptor& acceptor, asio::io_context& io, std
   io.stop();
 }
 
-TEST_CASE("a lost coordinator that accepts a node's connection and only then ends has ended", "[node_link]") {
-  sigset_t before;
-  ::sigprocmask(SIG_SETMASK, nullptr, &before);
+/// As the coordinator: lets a node wait, and then says nothing more.
+asio::awaitable<void> fall_silent(tcp::acceptor& acceptor, Waiting answer,
+                                  std::shared_ptr<Connection>& node) {
+  node = std::make_shared<Connection>(co_await acceptor.async_accept(asio::use_awaitable), Side::kCoordinator,
+                                      /*token=*/"");
+  co_await node->greet();
+  co_await node->read();
+  node->write(encode(answer));
+}
+
+/// What a link needs.
+struct Loop {
+  Loop() { ::sigprocmask(SIG_SETMASK, &before, nullptr); }  // other tests need them
+
+  /// Whether what peers send makes the condition true, while no time passes.
+  template <typename Condition>
+  bool run_until(Condition condition) {
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    while (!condition() && std::chrono::steady_clock::now() < end) {
+      io.restart();
+      io.run_one_for(10ms);
+    }
+    return condition();
+  }
+
+  sigset_t before = [] {
+    sigset_t mask;
+    ::sigprocmask(SIG_SETMASK, nullptr, &mask);
+    return mask;
+  }();
   asio::io_context io;
-  const SignalFd signals({}, {});
-  ::sigprocmask(SIG_SETMASK, &before, nullptr);  // other tests need them
-  JobEvents events(io, signals);
+  const SignalFd signals{{}, {}};
+  JobEvents events{io, signals};
+};
+
+std::optional<std::string> lost(NodeLink& link) {
+  while (const auto news = link.next())
+    if (const auto* gone = std::get_if<CoordinatorLost>(&*news)) return gone->reason;
+  return {};
+}
+
+TEST_CASE("a lost coordinator that accepts a node's connection and only then ends has ended", "[node_link]") {
+  Loop loop;
+  asio::io_context& io = loop.io;
   tcp::acceptor ending = bound(io), next = bound(io);
   ending.listen();
   std::optional<Join> join;
@@ -61,15 +100,53 @@ TEST_CASE("a lost coordinator that accepts a node's connection and only then end
   settings.former_coordinator = settings.endpoints[0];
   settings.connect_timeout = std::chrono::minutes(1);  // the machine may be busy
   settings.after_loss = true;
-  settings.since = std::chrono::steady_clock::now();
+  settings.since = LoopClock::now();
   settings.before_connecting = [&](std::size_t place, bool asked_all, const auto&, auto&) {
     if (place == 1 && asked_all) asio::co_spawn(io, receive(next, io, join), asio::detached);
   };
   asio::co_spawn(io, accept_and_end(ending), asio::detached);
-  const NodeLink link(io, events, settings);
+  const NodeLink link(io, loop.events, settings);
   io.run_for(std::chrono::seconds(60));
   REQUIRE(join);
   CHECK(join->former.nobody_listens);
+}
+
+TEST_CASE("a node asks until the join timeout for a coordinator that is not there", "[node_link]") {
+  const test::StoppedClock clock;
+  Loop loop;
+  const tcp::acceptor nobody = bound(loop.io);
+  NodeLink::Settings settings;
+  settings.endpoints = {endpoint_of(nobody)};
+  settings.timeout = 10min;
+  settings.since = LoopClock::now();
+  settings.before_connecting = [](auto...) {};
+  NodeLink link(loop.io, loop.events, settings);
+  std::optional<std::string> reason;
+  while (!(reason = lost(link)) && LoopClock::now() < settings.since + 11min) clock.pass(loop.io, 1s);
+  CHECK_THAT(reason.value_or(""), ContainsSubstring("(--join-timeout): Connection refused"));
+  CHECK(LoopClock::now() - settings.since >= 10min - 1s);  // less than a pause is left
+  CHECK(LoopClock::now() - settings.since <= 10min);
+}
+
+TEST_CASE("a node that hears nothing for the node timeout has lost the coordinator", "[node_link]") {
+  const test::StoppedClock clock;
+  Loop loop;
+  tcp::acceptor acceptor = bound(loop.io);
+  acceptor.listen();
+  std::shared_ptr<Connection> node;
+  asio::co_spawn(loop.io, fall_silent(acceptor, {.present = 1, .node_timeout_ms = 60'000}, node),
+                 asio::detached);
+  NodeLink::Settings settings;
+  settings.endpoints = {endpoint_of(acceptor)};
+  settings.since = LoopClock::now();
+  settings.before_connecting = [](auto...) {};
+  NodeLink link(loop.io, loop.events, settings);
+  REQUIRE(loop.run_until([&] { return link.has_joined(); }));
+  clock.pass(loop.io, 0s);
+  for (int quarter = 0; quarter < 4; ++quarter) clock.pass(loop.io, 15s);
+  CHECK_FALSE(lost(link));
+  clock.pass(loop.io, 15s);
+  CHECK_THAT(lost(link).value_or(""), ContainsSubstring("it gave no sign of life"));
 }
 
 }  // namespace

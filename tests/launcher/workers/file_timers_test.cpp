@@ -8,17 +8,18 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include "launcher/events/clock.h"
+#include "tests/launcher/stopped_clock.h"
 #include "tests/support/catch.h"
-#include "tests/support/child.h"
 
 namespace ddprun::launcher {
 namespace {
 
-using std::chrono::milliseconds;
+using namespace std::chrono_literals;
 
 /// Seconds since 1970, this much from now.
-double in(milliseconds time) {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch() + time).count();
+double in(std::chrono::milliseconds time) {
+  return std::chrono::duration<double>(WallClock::now().time_since_epoch() + time).count();
 }
 
 std::string request(pid_t pid, const std::string& scope, double expires, int signal = SIGKILL) {
@@ -31,18 +32,9 @@ struct Rig {
   /// Writes as the client does, which opens the pipe for each request.
   void send(const std::string& line) const { std::ofstream(path) << line; }
 
-  void run_for(milliseconds time) {
-    io.restart();
-    io.run_for(time);
-  }
-  void run_until_one_expires() {
-    const auto end = std::chrono::steady_clock::now() + test::kDeadline;
-    while (expired.empty() && std::chrono::steady_clock::now() < end) {
-      io.restart();
-      io.run_one_for(test::kDeadline);
-    }
-  }
+  void pass(std::chrono::milliseconds time) { clock.pass(io, time); }
 
+  test::StoppedClock clock;
   TempDir folder;
   std::filesystem::path path = folder.path() / "timers";
   boost::asio::io_context io{1};
@@ -52,28 +44,33 @@ struct Rig {
 
 TEST_CASE("a timer that is not taken away in time expires, once", "[file_timers]") {
   Rig rig;
-  rig.send(request(7, "slow", in(milliseconds(150)), SIGTERM) + request(7, "other", in(milliseconds(160))) +
-           request(8, "far", in(milliseconds(600'000))) + request(9, "released", in(milliseconds(50))));
+  rig.send(request(7, "slow", in(150ms), SIGTERM) + request(7, "other", in(160ms)) +
+           request(8, "far", in(10min)) + request(9, "released", in(50ms)));
   rig.send(request(9, "released", -1));
-  rig.run_until_one_expires();
+  rig.pass(149ms);
+  CHECK(rig.expired.empty());
+  rig.pass(2ms);  // the text of a time is rounded
   REQUIRE(rig.expired.size() == 1);
   CHECK(rig.expired[0].pid == 7);
   CHECK(rig.expired[0].scope == "slow");
   CHECK(rig.expired[0].signal == SIGTERM);
-  rig.run_for(milliseconds(50));
+  rig.pass(9min);
   CHECK(rig.expired.size() == 1);
+  rig.pass(1min);
+  REQUIRE(rig.expired.size() == 2);
+  CHECK(rig.expired[1].scope == "far");
 }
 
 TEST_CASE("what is not a request is passed over", "[file_timers]") {
   Rig rig;
-  rig.send("not JSON\n[1]\n{\"pid\": 7}\n" + request(7, "no signal", in(milliseconds(0)), 0) +
+  rig.send("not JSON\n[1]\n{\"pid\": 7}\n" + request(7, "no signal", in(0ms), 0) +
            request(7, "never", 1e300));
   for (int i = 0; i < 3; ++i) {  // a line without an end
     rig.send(std::string(30'000, 'x'));
-    rig.run_for(milliseconds(10));
+    rig.pass(10ms);
   }
-  rig.send("\n" + request(8, "late", in(milliseconds(-1000))));
-  rig.run_until_one_expires();
+  rig.send("\n" + request(8, "late", in(-1s)));
+  rig.pass(0ms);
   REQUIRE(rig.expired.size() == 1);
   CHECK(rig.expired[0].pid == 8);
 }

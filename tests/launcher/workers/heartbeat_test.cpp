@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "tests/launcher/stopped_clock.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 
@@ -13,13 +14,13 @@ namespace {
 
 using test::Child;
 using test::Command;
+using namespace std::chrono_literals;
 
-/// Runs the loop until the worker has sent a beat after `after`. False if the deadline passes.
-bool run_until_beat(boost::asio::io_context& io, const Heartbeats& heartbeats, std::size_t index,
-                    Heartbeats::Clock::time_point after = {}) {
-  const auto end = Heartbeats::Clock::now() + test::kDeadline;
-  while (Heartbeats::Clock::now() < end) {
-    if (const auto beat = heartbeats.last_beat(index); beat && *beat > after) return true;
+/// Runs the loop until the worker has sent a beat. False if the deadline passes.
+bool run_until_beat(boost::asio::io_context& io, const Heartbeats& heartbeats, std::size_t index) {
+  const auto end = std::chrono::steady_clock::now() + test::kDeadline;
+  while (std::chrono::steady_clock::now() < end) {
+    if (heartbeats.last_beat(index)) return true;
     io.restart();
     io.run_one_for(test::kDeadline);
   }
@@ -52,43 +53,47 @@ TEST_CASE("a byte in its pipe is a worker's sign of life, and no other's", "[hea
 }
 
 TEST_CASE("later beats renew it, and old ones are not taken for new", "[heartbeat]") {
+  test::StoppedClock clock;
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
   const UniqueFd worker = heartbeats.open(0);
   write_bytes(worker, 60'000);
-  REQUIRE(run_until_beat(io, heartbeats, 0));
-  const auto first = *heartbeats.last_beat(0);
-  io.restart();
-  io.run_for(std::chrono::milliseconds(300));  // long enough to look again: nothing may be left
+  io.poll();
+  const auto first = LoopClock::now();
+  CHECK(heartbeats.last_beat(0) == first);
+  clock.pass(io, 300ms);  // long enough to look again: nothing may be left
   CHECK(heartbeats.last_beat(0) == first);
   write_bytes(worker, 1);
-  CHECK(run_until_beat(io, heartbeats, 0, first));
+  clock.pass(io, 0ms);
+  CHECK(heartbeats.last_beat(0) == first + 300ms);
 }
 
 TEST_CASE("beats without a pause wake ddprun up ten times a second, and fill the pipe meanwhile",
           "[heartbeat]") {
+  test::StoppedClock clock;
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
   const UniqueFd worker = heartbeats.open(0);
   std::size_t handlers = 0;
-  const auto end = Heartbeats::Clock::now() + std::chrono::milliseconds(250);
-  while (Heartbeats::Clock::now() < end) {
-    const bool written = ::write(worker.get(), ".", 1) == 1;
-    REQUIRE((written || errno == EAGAIN));
-    handlers += io.poll();
+  for (int ms = 0; ms < 250; ++ms) {
+    write_bytes(worker, 1000 / 4);
+    handlers += clock.pass(io, 1ms);
   }
-  CHECK(heartbeats.last_beat(0));
-  CHECK(handlers < 20);  // two for each time, and not one for each byte
+  CHECK(heartbeats.last_beat(0) == LoopClock::now() - 49ms);
+  CHECK(handlers == 5);  // two for each time but the last, and not one for each byte
 }
 
 TEST_CASE("a worker that is gone leaves nothing to wait for, and its last beat known", "[heartbeat]") {
+  test::StoppedClock clock;
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
   UniqueFd worker = heartbeats.open(0);
   write_bytes(worker, 3);
   worker.reset();
-  io.run_for(test::kDeadline);
-  CHECK(io.stopped());  // out of work long before the deadline
+  io.poll();
+  CHECK_FALSE(io.stopped());
+  clock.pass(io, 100ms);
+  CHECK(io.stopped());
   CHECK(heartbeats.last_beat(0));
 }
 

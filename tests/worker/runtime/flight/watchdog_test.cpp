@@ -124,7 +124,7 @@ TEST_CASE("ranks that fail at the same time answer each other", "[flight]") {
              ContainsSubstring("rank 0 called all_reduce of 5 float while this rank made that call"));
 }
 
-TEST_CASE("a rank that has ended does not answer, and what it announced is told", "[flight]") {
+TEST_CASE("a rank that has ended does not answer, and what it announced is told", "[flight][clock]") {
   Table table;
   const bool announced = GENERATE(false, true);
   Rank first(table, 0, 2, 300ms);
