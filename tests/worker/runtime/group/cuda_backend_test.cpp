@@ -151,6 +151,7 @@ TEST_CASE("a driver that fails is named, and auto computes on the CPU", "[cuda_b
         choose_device(DeviceChoice::kCuda, 0),
         ContainsSubstring("--device=cuda: expected an NVIDIA GPU, but ") && ContainsSubstring(reason));
     int warnings = 0;
+    configure_logging("test");
     log_to([&](const std::string&) { ++warnings; });
     CHECK(choose_device(DeviceChoice::kAuto, 0).device == at::Device(at::kCPU));
     log_to({});

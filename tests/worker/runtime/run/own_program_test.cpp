@@ -207,6 +207,7 @@ TEST_CASE("a TorchScript model trains as the module it was made of", "[own_progr
 TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") {
   on_own_ranks(2, [](const Context& ctx) {
     static int warnings = 0;
+    configure_logging("test");
     log_to([](const std::string&) { ++warnings; });
     DistributedDataParallel<OwnNet> model(ctx, OwnNet());
     const auto input = torch::ones({2, 3});
