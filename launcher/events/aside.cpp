@@ -1,5 +1,6 @@
 #include "launcher/events/aside.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -7,7 +8,6 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <cerrno>
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -39,22 +39,38 @@ struct Aside {
   }
 };
 
-}  // namespace
-
-asio::awaitable<bool> run_aside(std::function<void()> work,
-                                std::optional<std::chrono::steady_clock::time_point> deadline,
-                                const std::function<bool()>* give_up) {
-  const auto aside = std::make_shared<Aside>();
-  aside->work = std::move(work);
-  if (!aside->done) throw std::system_error(errno, std::generic_category(), "eventfd");
-  const auto executor = co_await asio::this_coro::executor;
-  asio::posix::stream_descriptor done(executor, ::dup(aside->done.get()));
-  Timer timer(executor);
+/// False if there is no descriptor or no thread to be had.
+bool start(const std::shared_ptr<Aside>& aside, asio::posix::stream_descriptor& done) {
+  const int fd = ::fcntl(aside->done.get(), F_DUPFD_CLOEXEC, 3);
+  if (fd < 0) return false;
+  done.assign(fd);
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
-  std::thread([aside] { aside->run(); }).detach();
+  bool started = true;
+  try {
+    std::thread([aside] { aside->run(); }).detach();
+  } catch (const std::system_error&) {
+    started = false;
+  }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+}  // namespace
+
+asio::awaitable<AsideEnd> run_aside(std::function<void()> work,
+                                    std::optional<std::chrono::steady_clock::time_point> deadline,
+                                    const std::function<bool()>* give_up) {
+  const auto aside = std::make_shared<Aside>();
+  aside->work = std::move(work);
+  const auto executor = co_await asio::this_coro::executor;
+  asio::posix::stream_descriptor done(executor);
+  if (!start(aside, done)) {
+    aside->work();
+    co_return AsideEnd::kDone;
+  }
+  Timer timer(executor);
   bool finished = false;
   done.async_wait(done.wait_read, [&](const boost::system::error_code& error) {
     if (error) return;  // the caller has gone
@@ -63,14 +79,14 @@ asio::awaitable<bool> run_aside(std::function<void()> work,
   });
   while (!finished) {
     const auto now = LoopClock::now(), end = deadline.value_or(LoopClock::time_point::max());
-    if (now >= end) co_return false;
-    if (give_up != nullptr && (*give_up)()) co_return false;
+    if (now >= end) co_return AsideEnd::kLate;
+    if (give_up != nullptr && (*give_up)()) co_return AsideEnd::kGivenUp;
     timer.expires_at(give_up != nullptr ? std::min(end, now + kLook) : end);
     boost::system::error_code cancelled;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
   }
   if (aside->thrown) std::rethrow_exception(aside->thrown);
-  co_return true;
+  co_return AsideEnd::kDone;
 }
 
 }  // namespace ddprun::launcher

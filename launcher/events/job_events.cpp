@@ -58,6 +58,8 @@ asio::awaitable<JobEvent> JobEvents::next(std::optional<Clock::time_point> deadl
 }
 
 void JobEvents::push(JobEvent event) {
+  const auto* received = std::get_if<SignalReceived>(&event);
+  if (received != nullptr && handled_.ends_job(received->signal)) ++end_signals_;
   events_.push_back(event);
   wake_up_.cancel();
 }

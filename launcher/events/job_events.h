@@ -60,6 +60,8 @@ class JobEvents {
   bool pending() const { return !events_.empty(); }
   /// True if a signal that ends the job is among the events.
   bool end_requested() const;
+  /// How many signals that end the job have come.
+  int end_signals() const { return end_signals_; }
 
   /// The next event; DeadlinePassed if none arrives in time.
   boost::asio::awaitable<JobEvent> next(std::optional<Clock::time_point> deadline = std::nullopt);
@@ -72,6 +74,7 @@ class JobEvents {
 
   boost::asio::io_context& io_;
   const SignalFd& handled_;
+  int end_signals_ = 0;
   Descriptor signals_;
   std::list<Descriptor> pidfds_;
   int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten

@@ -92,7 +92,8 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     add_details(attempt, failed->index, oom, workers[failed->index]);
     const FailureReport report = make_report(job, attempt, workers);
     root_cause_rank = report.root_cause.rank;
-    job.outputs.console().err()->write_own(describe(report));
+    job.outputs.console().err()->write(&attempt, "", describe(report));  // not to be dropped, as a line may
+    job.outputs.console().err()->forget(&attempt);
     pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
   for (const LostWorker& lost : attempt.lost)

@@ -164,9 +164,9 @@ asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& 
   const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
   const auto deadline = LoopClock::now() + kRecordPatience;
   try {
-    if (!co_await run_aside(write, deadline))
+    if (co_await run_aside(write, deadline) != AsideEnd::kDone)
       log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));
-  } catch (const IoError& error) {
+  } catch (const std::exception& error) {
     log_warning(std::string("--result-json: ") + error.what());
   }
 }
@@ -207,6 +207,16 @@ void log_threads(const std::vector<std::string>& environment, const Topology& to
   if (const auto threads = threads_per_worker(environment, topology, workers))
     log_info("OMP_NUM_THREADS=" + std::to_string(*threads) + " for each worker, its share of " +
              std::to_string(topology.cpus) + " CPUs");
+}
+
+/// Ends with the job, once all that workers wrote and the last report are written: a second signal ends the
+/// wait.
+asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
+  constexpr std::chrono::milliseconds kLook{100};
+  const RunResult result = co_await std::move(work);
+  while (job.events.end_signals() < 2)
+    if (co_await job.outputs.console().drain(LoopClock::now() + kLook)) break;
+  co_return result;
 }
 
 /// Runs the loop until the coroutine has returned or thrown. It learns of what its handlers throw as an
@@ -300,7 +310,8 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   NodeConnections connections;
   const RunResult result =
       run_loop(io, events,
-               options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));
+               with_all_output(job, options.nodes.several() ? supervise_node(job, connections, record)
+                                                            : supervise(job, record)));
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;

@@ -65,6 +65,7 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   OutputChannel channel =
       terminal ? open_output_terminal(targets.console->fd(), margin_of(plan)) : open_output_pipe();
   const auto stream = std::make_shared<OutputStream>(io_, std::move(channel.reading), std::move(targets));
+  std::erase_if(streams_, [](const auto& earlier) { return !earlier->open(); });
   streams_.push_back(stream);
   workers_.at(index)->streams.push_back(stream);
   stream->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },

@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -16,17 +18,18 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// A disk that needs longer for a folder has stalled.
+// A disk that needs longer for a few folders has stalled.
 constexpr std::chrono::seconds kDiskPatience{10};
+constexpr int kFewFolders = 16;
 constexpr const char* kStalled = "the disk does not answer";
 
-/// Runs work on files aside. returns why it is not done; empty: it is
-asio::awaitable<std::string> problem_of(std::function<void()> work, std::filesystem::path path,
-                                        std::chrono::steady_clock::time_point deadline,
-                                        const std::function<bool()>* give_up) {
+/// Runs work on files aside. returns why it is not done, empty if it is; nullopt: given up
+asio::awaitable<std::optional<std::string>> problem_of(std::function<void()> work, std::filesystem::path path,
+                                                       const std::function<bool()>* give_up) {
   try {
-    if (co_await run_aside(work, deadline, give_up)) co_return "";
-    co_return IoError(path, kStalled).what();
+    const AsideEnd end = co_await run_aside(work, LoopClock::now() + kDiskPatience, give_up);
+    if (end == AsideEnd::kGivenUp) co_return std::nullopt;
+    co_return end == AsideEnd::kDone ? "" : IoError(path, kStalled).what();
   } catch (const std::exception& error) {
     co_return error.what();
   }
@@ -126,14 +129,16 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
 
 asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::function<bool()> give_up) {
   if (options_.output.log_dir.empty()) co_return;
-  const auto patience = LoopClock::now() + kDiskPatience;
+  folder_missing_ = true;
   if (!log_folder_) {
     const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
     const auto path = job_folder(options_.output.log_dir);
     const std::function<void()> make = [made, path] {
       for_flag("--log-dir", [&] { *made = std::make_shared<const LogFolder>(path); });
     };
-    if (!co_await run_aside(make, patience, &give_up)) throw IoError("--log-dir", IoError(path, kStalled));
+    const AsideEnd end = co_await run_aside(make, LoopClock::now() + kDiskPatience, &give_up);
+    if (end == AsideEnd::kGivenUp) co_return;
+    if (end == AsideEnd::kLate) throw IoError("--log-dir", IoError(path, kStalled));
     log_folder_ = *made;
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
     if (!log_folder_->is_safe())
@@ -142,14 +147,20 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
           ": others may be able to read and replace the files here, for the file system does not keep "
           "owners and modes");
   }
-  const std::function<void()> make = [folder = log_folder_,
-                                      name = std::filesystem::path(attempt_name(attempt)), workers] {
-    for (int i = 0; i < workers; ++i) folder->open_below(name / std::to_string(i));
-  };
-  const std::string problem = co_await problem_of(make, attempt_folder(attempt), patience, &give_up);
-  folder_missing_ = !problem.empty();
-  if (folder_missing_)
-    log_warning(problem + ": what would go to files there goes to the console, the job goes on");
+  for (int first = 0; first < workers; first += kFewFolders) {
+    const std::function<void()> make = [folder = log_folder_, first,
+                                        end = std::min(first + kFewFolders, workers),
+                                        name = std::filesystem::path(attempt_name(attempt))] {
+      for (int i = first; i < end; ++i) folder->open_below(name / std::to_string(i));
+    };
+    const auto problem = co_await problem_of(make, attempt_folder(attempt), &give_up);
+    if (!problem) co_return;
+    if (!problem->empty()) {
+      log_warning(*problem + ": what would go to files there goes to the console, the job goes on");
+      co_return;
+    }
+  }
+  folder_missing_ = false;
 }
 
 asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
@@ -164,10 +175,10 @@ asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
       else
         LogFolder(folder / name);
     };
-    const auto patience = LoopClock::now() + kDiskPatience;
-    const std::string problem = co_await problem_of(make, folder, patience, &give_up);
-    if (problem.empty()) co_return folder / name;
-    log_warning(problem + ": no stacks there");
+    const auto problem = co_await problem_of(make, folder, &give_up);
+    if (!problem) break;
+    if (problem->empty()) co_return folder / name;
+    log_warning(*problem + ": no stacks there");
   }
   co_return std::filesystem::path();
 }

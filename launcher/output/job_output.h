@@ -54,7 +54,7 @@ class JobOutput {
   /// Makes the folders of an attempt's files. If that fails, or a disk stalls, once the job's own folder is
   /// there, warns, and the attempt has no files.
   ///
-  /// give_up  whether to wait no longer
+  /// give_up  whether to wait no longer: nothing will be started
   /// throws   IoError if the job's folder cannot be made
   boost::asio::awaitable<void> make_folders(int attempt, int workers, std::function<bool()> give_up);
 

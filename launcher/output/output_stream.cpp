@@ -153,6 +153,7 @@ void OutputStream::finish() {
   if (!rest.empty()) take_line(rest);
   if (!filtered_.empty()) targets_.writer->write(targets_.filtered, std::exchange(filtered_, {}));
   if (targets_.writer) targets_.writer->forget(this);
+  targets_.file = targets_.filtered = nullptr;  // a replaced worker's would stay open
   if (!targets_.console) return;
   if (!line_start_.empty()) targets_.console->end_line(this);
   targets_.console->forget(this);

@@ -66,7 +66,7 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
   specs_ = specs;
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (signals_.end_requested()) return {};
+    if (signals_.end_requested() || events_.end_requested()) return {};
     Worker worker;
     if (auto failed = start_worker(i, program, open_output(i), worker, nullptr)) return failed;
     workers_.push_back(std::move(worker));

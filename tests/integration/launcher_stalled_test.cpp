@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <thread>
 
 #include "tests/integration/node_job.h"
 
@@ -55,12 +57,63 @@ TEST_CASE("the time limit ends workers whose stderr nobody reads, and two signal
   check_nothing_left(ddprun);
 }
 
-TEST_CASE("a failure is the exit code although nobody reads the report", "[stalled]") {
-  Command command = script({"--nproc-per-node=2", "--max-restarts=1"}, "exit 7");
+TEST_CASE("a report that nobody reads delays no restart, and two signals end the wait for its reader",
+          "[stalled]") {
+  const TempDir folder;
+  const auto record = folder.path() / "result.json";
+  Command command = script({"--nproc-per-node=2", "--max-restarts=1", "--result-json", record},
+                           "echo attempt $TORCHELASTIC_RESTART_COUNT; exit 7");
   with_full_stderr(command);
   Child ddprun(command);
-  CHECK(ddprun.wait() == ExitStatus::exited(7));
+  REQUIRE(ddprun.wait_for_output("attempt 1"));
+  REQUIRE(workers_gone(ddprun));
+  ddprun.send_signal(SIGTERM);
+  ddprun.send_signal(SIGINT);
+  const ExitStatus end = ddprun.wait();
+  CHECK((end == ExitStatus::exited(7) || end == ExitStatus::killed(SIGTERM)));  // as the attempt ends
+  CHECK(std::filesystem::exists(record));
   check_nothing_left(ddprun);
+}
+
+TEST_CASE("a reader that comes late reads the report", "[stalled]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
+  // ddprun's output fills the pipe before the report.
+  const std::string job =
+      std::string(DDPRUN_PROGRAM) +
+      " --nproc-per-node=2 sh -c '[ $RANK = 0 ] || { sleep 0.1; head -c 65500 /dev/zero | tr "
+      "\\\\0 x; exit 7; }; exec sleep 100'";
+  Child shell({{"sh", "-c", job + " 2>&1 | { until [ -e " + go + " ]; do sleep 0.05; done; cat; }"},
+               {{"OMP_NUM_THREADS", "1"}}});
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // longer than ddprun's own lines are waited for
+    write_file_atomic(go, "");
+  });
+  shell.wait();
+  later.join();
+  CHECK_THAT(shell.out(), ContainsSubstring("sh FAILED"));
+  CHECK_THAT(shell.out(), ContainsSubstring("exit code 7"));
+}
+
+TEST_CASE("a signal while a disk makes folders slowly ends the job before it starts", "[stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  Command command = script({"--nproc-per-node=2", "--log-dir", folder.path() / "logs", "-r3", "--events-json",
+                            folder.path() / "events"},
+                           "echo here");
+  command.argv.insert(command.argv.begin(), {"strace", "-f", "-qq", "-o", "/dev/null", "-e",
+                                             "inject=mkdirat:delay_enter=1500000", "-e", "trace=mkdirat"});
+  Child strace(command);
+  const auto ddprun = [&] {
+    for (const pid_t pid : strace.processes())
+      if (read_or_empty("/proc/" + std::to_string(pid) + "/comm") == "ddprun\n") return pid;
+    return -1;
+  };
+  REQUIRE(wait_until([&] { return std::filesystem::exists(folder.path() / "events"); }));
+  ::kill(ddprun(), SIGTERM);
+  CHECK(strace.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("started", read_file(folder.path() / "events")) == 0);
+  CHECK(count_of("does not answer", strace.err()) == 0);
 }
 
 TEST_CASE("events that nobody reads do not hold up the job", "[stalled]") {
