@@ -10,6 +10,7 @@
 #include <string>
 #include <variant>
 
+#include "launcher/events/init_process.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
 #include "launcher/events/timer.h"
@@ -73,6 +74,7 @@ class JobEvents {
   boost::asio::io_context& io_;
   const SignalFd& handled_;
   Descriptor signals_;
+  SignalsOnce signals_once_;
   std::list<Descriptor> pidfds_;
   int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten
   Timer wake_up_;       ///< cancelled when an event arrives
