@@ -20,6 +20,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
+#include "launcher/host/outer_job.h"
 namespace ddprun::launcher {
 namespace {
 
@@ -109,11 +110,12 @@ bool is_shell(pid_t pid) {
 }  // namespace
 
 bool is_of_job(const std::string& environment, const std::string& job_id,
-               const std::optional<std::string>& slurm_job) {
+               const std::optional<std::string>& slurm_job,
+               const std::function<bool(const std::string&)>& is_of_step) {
   const auto variables = split(environment, '\0');
   if (value_in(variables, kJobIdVariable).value_or("").find(job_id) == std::string::npos) return false;
   const auto theirs = value_in(variables, "SLURM_JOB_ID");
-  return !theirs || theirs == slurm_job;
+  return !theirs || theirs == slurm_job || !is_of_step(*theirs);
 }
 
 std::vector<int> numbers_in(const std::string& folder) {
@@ -148,14 +150,15 @@ std::vector<pid_t> program_of(pid_t leader, int signal) {
   return found;
 }
 
-bool names_job(pid_t pid, const std::string& job_id) {
-  return is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"));
-}
-
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
   for (const pid_t pid : numbers_in("/proc")) {
-    if (pid == ::getpid() || !names_job(pid, job_id)) continue;
+    const auto is_of_step = [&](const std::string& job) {
+      return is_of_slurm_step(ancestors_of(pid)) || is_cgroup_of_slurm_job(read_proc(pid, "cgroup"), job);
+    };
+    if (pid == ::getpid() ||
+        !is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"), is_of_step))
+      continue;
     // The guard of an inner job kills that job's processes, then exits.
     if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
   }

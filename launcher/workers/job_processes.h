@@ -26,10 +26,16 @@ bool is_member(pid_t pid, pid_t group);
 /// any case.
 std::vector<pid_t> program_of(pid_t leader, int signal);
 
-/// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and no other
-/// Slurm job, which a worker has submitted and which inherited the name.
+/// Whether the signal is meant for this process only, and not for those that it has started. Quick.
+bool acts_alone(pid_t pid, int signal);
+
+/// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and is not of
+/// another Slurm job, which a worker has submitted and which inherited the name.
+///
+/// is_of_step  whether Slurm started the process for this job: a worker may set SLURM_JOB_ID itself
 bool is_of_job(const std::string& environment, const std::string& job_id,
-               const std::optional<std::string>& slurm_job);
+               const std::optional<std::string>& slurm_job,
+               const std::function<bool(const std::string& slurm_job)>& is_of_step);
 
 /// The living processes whose initial environment names this job, except ourselves and guards. Slow: looks at
 /// every process.
@@ -43,9 +49,6 @@ bool reads_terminal(const std::vector<pid_t>& processes, const std::string& term
 
 /// Reaps every child that has ended. Only while no worker runs.
 void reap_children();
-
-/// Whether the initial environment of the process names this job.
-bool names_job(pid_t pid, const std::string& job_id);
 
 /// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
 bool would_die_of(pid_t pid, int signal);
