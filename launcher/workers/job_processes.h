@@ -22,8 +22,8 @@ bool is_member(pid_t pid, pid_t group);
 
 /// The processes that a signal for this group's leader is meant for: the leader and, as long as one only
 /// stands for the program it has started, the members of the group that it has started. That is so for
-/// shells, and for whatever neither handles nor blocks the signal: if it dies of it, its children are next in
-/// any case.
+/// shells, and for whatever has no handler for the signal and does not wait for it: if it dies of it, its
+/// children are next in any case.
 std::vector<pid_t> program_of(pid_t leader, int signal);
 
 /// Whether the signal is meant for this process only, and not for those that it has started. Quick.
@@ -44,8 +44,8 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 /// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
 
-/// Whether one of these processes waits for input from this terminal, as its standard input.
-bool reads_terminal(const std::vector<pid_t>& processes, const std::string& terminal);
+/// Whether one of these processes waits for input from the terminal that is our standard input and its own.
+bool reads_terminal(const std::vector<pid_t>& processes);
 
 /// Reaps every child that has ended. Only while no worker runs.
 void reap_children();

@@ -34,6 +34,8 @@ TEST_CASE("a program that handles the signal gets it alone", "[job_processes]") 
 TEST_CASE("whatever does not handle it passes it to its children", "[job_processes]") {
   CHECK(addressed({STUB_WORKER_PROGRAM, "child", "ready", "pause"}) == 2);
   CHECK(addressed({STUB_WORKER_PROGRAM, "ignore-term", "child", "ready", "pause"}) == 2);
+  // It blocks the signal, and waits for its child.
+  CHECK(addressed({"unshare", "--fork", STUB_WORKER_PROGRAM, "child", "ready", "await"}) == 2);
 }
 
 TEST_CASE("a shell passes it to its child, whether or not it handles it, and the child to nobody",
