@@ -84,8 +84,7 @@ class WorkerGroup {
                                                          const Interrupted& interrupted);
 
   /// Signals every worker, and the rest of its group once its program has ended or half of the grace period
-  /// has passed; sends SIGKILL after it or the user's second signal, and waits. returns what SIGKILL did not
-  /// end
+  /// has passed; sends SIGKILL after it or the user's second signal. returns what even that did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
   void on_window_change(std::function<void()> callback) { on_window_change_ = std::move(callback); }
