@@ -7,6 +7,7 @@
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
+#include "launcher/events/init_process.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
 #include "launcher/host/outer_job.h"
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
   forget_other_job();
   configure_logging("ddprun");
   try {
+    leave_init_process();
     const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
     if (options.help) settings::print_help(help_text());
     if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");

@@ -85,7 +85,8 @@ void JobEvents::read_signals() {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGCHLD) {
       push(ChildEnded{});
-    } else {
+    } else if (const bool passed_on = info.ssi_code == SI_QUEUE && info.ssi_int == kPassedOn;
+               signals_once_.counts(signal, passed_on, Clock::now())) {
       push(SignalReceived{signal});
     }
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <variant>
 
+#include "launcher/events/init_process.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
 #include "launcher/events/timer.h"
@@ -76,6 +77,7 @@ class JobEvents {
   const SignalFd& handled_;
   int end_signals_ = 0;
   Descriptor signals_;
+  SignalsOnce signals_once_;
   std::list<Descriptor> pidfds_;
   int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten
   Timer wake_up_;       ///< cancelled when an event arrives

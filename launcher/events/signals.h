@@ -37,7 +37,7 @@ class SignalFd {
 
 /// Stops this process, as Ctrl-Z does (SIGTTIN: as the kernel does a background job that reads the terminal),
 /// until it is continued. Returns at once where nobody could do that: the kernel ignores SIGTSTP in an
-/// orphaned process group (`ssh -t HOST ddprun ...`), and for the init process of a container.
+/// orphaned process group (`ssh -t HOST ddprun ...`, a container).
 void stop_by_terminal(int signal = SIGTSTP);
 
 /// Ends this process by that signal, as the shell or scheduler expects.

@@ -106,9 +106,7 @@ std::string describe_root_cause(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
   const bool killed_by_memory = !root.out_of_memory.empty() && root.status == ExitStatus::killed(SIGKILL);
   std::string text = field("rank", {describe_worker(root)});
-  const std::string counts_as =
-      report.counts_as ? ", which counts as " + describe(*report.counts_as) : std::string();
-  text += field("outcome", {describe_end(root) + counts_as});
+  text += field("outcome", {describe_end(root)});
   text += sentence("memory", root.out_of_memory);
   if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(*root.status));
   text += field("error", error_lines(root.error, 12, 8));
@@ -234,7 +232,7 @@ WorkerError error_for_parent(const FailureReport& report) {
                     report.program + " ended by " + describe(*root.status);
     error.timestamp = std::chrono::system_clock::to_time_t(root.time);
   }
-  const ExitStatus end = report.counts_as.value_or(*root.status);
+  const ExitStatus& end = *root.status;
   error.error_code = end.kind == ExitStatus::Kind::kExited ? end.code : -end.signal;
   return error;
 }

@@ -45,8 +45,6 @@ struct FailureReport {
   int attempt = 0;                   ///< from 0
   int max_restarts = 0;
   std::vector<Straggler> stragglers = {};
-  /// What the root cause's end counts as, if ddprun's signal ended it before it exited.
-  std::optional<ExitStatus> counts_as = {};
 };
 
 /// True if a worker that ddprun sent these signals ended because of them: successfully, killed by one, or

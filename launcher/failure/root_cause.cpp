@@ -54,4 +54,9 @@ std::size_t root_cause(std::size_t first, const std::vector<std::optional<ErrorS
   return root;
 }
 
+bool may_exit_soon(const ErrorSeen& error, std::int64_t now) {
+  constexpr std::int64_t kSecondsToExit = 10;
+  return error.reported == 0 || now - error.reported <= kSecondsToExit;
+}
+
 }  // namespace ddprun::launcher

@@ -26,4 +26,9 @@ std::vector<std::optional<ErrorSeen>> errors_seen(const std::vector<std::filesys
 /// seen   by worker; nullopt also for one that has succeeded
 std::size_t root_cause(std::size_t first, const std::vector<std::optional<ErrorSeen>>& seen);
 
+/// Whether a worker that lives may be about to exit with this error. False: it has long recovered.
+///
+/// now  in seconds of this host's clock
+bool may_exit_soon(const ErrorSeen& error, std::int64_t now);
+
 }  // namespace ddprun::launcher

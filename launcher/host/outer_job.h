@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace ddprun::launcher {
 
@@ -13,9 +14,27 @@ namespace ddprun::launcher {
 /// unknown.
 std::string launcher_mark(pid_t ddprun, const std::optional<std::string>& slurm_job);
 
-/// Whether the ddprun with this mark is an ancestor of this process, in the same Slurm job. In another PID
-/// namespace, where an ancestor cannot be seen, the Slurm job decides alone.
-bool is_inside_job_of(const std::string& mark, const std::optional<std::string>& slurm_job);
+/// A process above another one.
+struct Ancestor {
+  pid_t pid = 0;
+  unsigned long long start = 0;  ///< in ticks since the host started
+  std::string name;
+};
+
+/// From its parent up.
+std::vector<Ancestor> ancestors_of(pid_t process);
+
+/// Whether Slurm started the process with these ancestors as a part of a step: slurmstepd is among them, and
+/// no process with the pid `end` below it.
+bool is_of_slurm_step(const std::vector<Ancestor>& ancestors, pid_t end = 0);
+
+/// Whether /proc/PID/cgroup places a process in this Slurm job: a daemon has no slurmstepd above it any more.
+bool is_cgroup_of_slurm_job(const std::string& cgroup, const std::string& job);
+
+/// Whether the ddprun with this mark is one of these ancestors, and no Slurm step lies between. In another
+/// PID namespace, where an ancestor cannot be seen, the Slurm job decides alone.
+bool is_inside_job_of(const std::string& mark, const std::optional<std::string>& slurm_job,
+                      const std::vector<Ancestor>& ancestors);
 
 /// Removes what this process has inherited from a worker of a job that it is not part of: DDPRUN_JOB_ID and
 /// DDPRUN_LAUNCHER, and TORCHELASTIC_ERROR_FILE and TORCHELASTIC_TIMER_FILE if they name that job's files.

@@ -332,7 +332,6 @@ asio::awaitable<void> end_workers(Job& job, Attempt& attempt, Parts& parts, cons
     log_error(error.what());
   }
   attempt.left = co_await parts.group.stop(signal, job.options.shutdown_timeout);
-  take_late_exit(parts.group, attempt);
 }
 
 /// Keeps what the workers have last reported.

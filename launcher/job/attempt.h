@@ -29,7 +29,6 @@ struct Attempt {
   Round round;
   JobEvents::Clock::time_point start, round_start, end;
   AttemptEnd outcome;
-  bool cause_lives = false;  ///< the worker that failed first had not exited when the outcome was decided
   std::vector<WorkerSpec> specs;  ///< of all workers
   std::vector<Worker> workers;    ///< those that were started
   std::vector<LostWorker> lost;

@@ -45,8 +45,6 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
   report.root_cause = workers[failed.index];
-  if (report.root_cause.status != failed.status) report.counts_as = failed.status;
-  if (!report.root_cause.status) report.root_cause.status = failed.status;  // SIGKILL did not end it
   report.stragglers = attempt.stragglers;
   for (const WorkerRecord& worker : workers) {
     if (worker.rank == report.root_cause.rank || !worker.status) continue;
@@ -67,8 +65,7 @@ std::string describe_end(const Attempt& attempt) {
     const auto error = read_error_file(spec.error_file).error;
     const std::string message =
         error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
-    return "rank " + std::to_string(spec.rank) + " failed" +
-           (attempt.cause_lives ? "" : ": " + describe(failed->status)) + message;
+    return "rank " + std::to_string(spec.rank) + " failed: " + describe(failed->status) + message;
   }
   if (const auto* start = std::get_if<StartFailed>(&attempt.outcome)) return start->message;
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome))

@@ -1,10 +1,10 @@
 #include "launcher/job/first_failure.h"
 
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <vector>
 
-#include "launcher/failure/failure_report.h"
 #include "launcher/failure/root_cause.h"
 
 namespace ddprun::launcher {
@@ -27,21 +27,14 @@ asio::awaitable<void> find_first_failure(WorkerGroup& group, Attempt& attempt) {
     const std::size_t cause = root_cause(failed->index, seen);
     if (cause == failed->index) co_return;
     const auto& status = group.workers()[cause].status;
-    for (bool waits = true; waits && !status;) waits = co_await group.wait_for_event(deadline);
-    if (!status || !status->success()) {
-      attempt.cause_lives = !status;
-      attempt.outcome = WorkerFailed{status.value_or(ExitStatus::exited(1)), cause};
+    for (bool waits = may_exit_soon(*seen[cause], std::time(nullptr)); waits && !status;)
+      waits = co_await group.wait_for_event(deadline);
+    if (status && !status->success()) {
+      attempt.outcome = WorkerFailed{*status, cause};
       co_return;
     }
-    seen[cause].reset();  // it has reported an error, and succeeded all the same
+    seen[cause].reset();  // it has reported an error, and goes on or has succeeded all the same
   }
-}
-
-void take_late_exit(const WorkerGroup& group, Attempt& attempt) {
-  if (!attempt.cause_lives) return;
-  auto& failed = std::get<WorkerFailed>(attempt.outcome);
-  const auto& status = group.workers()[failed.index].status;
-  if (status && !ended_as_told(*status, group.ending_signals())) failed.status = *status;
 }
 
 }  // namespace ddprun::launcher

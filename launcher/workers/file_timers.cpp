@@ -25,9 +25,7 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-using Clock = WallClock;
-
-constexpr double kNever = 8e9;                 // seconds; Clock ends in the year 2262
+constexpr double kNever = 8e9;                 // seconds; WallClock ends in the year 2262
 constexpr std::size_t kMaxLine = 64 * 1024;    // torch's client writes at most PIPE_BUF
 constexpr std::size_t kMaxTimers = 64 * 1024;  // a client that never releases must not fill the memory
 
@@ -75,7 +73,7 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
         timer(io) {}
 
   struct Timer {
-    Clock::time_point expires;
+    WallClock::time_point expires;
     int signal;
   };
 
@@ -114,7 +112,8 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
     timers.erase(key);
     if (request.expires < 0 || request.expires > kNever || timers.size() >= kMaxTimers) return;
     const std::chrono::duration<double> since(request.expires);
-    timers[key] = {Clock::time_point(std::chrono::duration_cast<Clock::duration>(since)), request.signal};
+    timers[key] = {WallClock::time_point(std::chrono::duration_cast<WallClock::duration>(since)),
+                   request.signal};
   }
 
   /// Waits for the timer that expires first.
@@ -135,7 +134,7 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
 
   void expire(const std::pair<pid_t, std::string>& key) {
     const auto found = timers.find(key);
-    if (found == timers.end() || found->second.expires > Clock::now()) return;
+    if (found == timers.end() || found->second.expires > WallClock::now()) return;
     const int signal = found->second.signal;
     timers.erase(found);
     if (signal <= 0 || signal >= NSIG) return;  // torch's way to request no signal

@@ -60,7 +60,7 @@ void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
 
 }  // namespace
 
-Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) : job_id_(job_id) {
+Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   UniqueFd reading(ends[0]);
@@ -85,8 +85,7 @@ Guard::~Guard() {
 
 bool Guard::is_of_job(pid_t child) const {
   // Each worker has its own session, and nobody can leave it for ours.
-  if (child == pid_ || earlier_.count(child) > 0 || ::getsid(child) == ::getsid(0)) return false;
-  return ::getpid() != 1 || names_job(child, job_id_);
+  return child != pid_ && earlier_.count(child) == 0 && ::getsid(child) != ::getsid(0);
 }
 
 void Guard::forget(pid_t group) {

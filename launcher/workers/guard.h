@@ -34,15 +34,12 @@ class Guard {
   void forget(pid_t group);
 
   /// True for an orphan of a worker that became ddprun's child; false for the guard, and for processes that
-  /// the shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children. As the
-  /// init process of a container ddprun gets everybody's orphans: there, true only for those that name the
-  /// job in their environment.
+  /// the shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children.
   bool is_of_job(pid_t child) const;
 
  private:
   UniqueFd pipe_;
   pid_t pid_ = -1;
-  std::string job_id_;
   std::set<pid_t> earlier_;  ///< children from before
 };
 

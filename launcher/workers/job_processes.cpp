@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <csignal>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/host/outer_job.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -72,11 +74,30 @@ unsigned long long signals_in(pid_t pid, std::initializer_list<const char*> sets
   return signals;
 }
 
-/// Whether the process has a handler for the signal, or waits for it: in sigwait() the kernel does not show
-/// it as blocked.
+bool waits_for_signals(pid_t process, int thread) {
+  const std::string task = "task/" + std::to_string(thread) + "/syscall";
+  return std::atoi(read_proc(process, task.c_str()).c_str()) == SYS_rt_sigtimedwait;
+}
+
+bool has_signalfd(pid_t pid) {
+  const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
+  std::error_code unreadable;
+  for (const int fd : numbers_in(folder))
+    if (std::filesystem::read_symlink(folder + "/" + std::to_string(fd), unreadable) ==
+        "anon_inode:[signalfd]")
+      return true;
+  return false;
+}
+
+/// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork` blocks
+/// it and waits for its child. In sigwait() the kernel does not show it as blocked in that thread.
 bool handles(pid_t pid, int signal) {
-  if ((signals_in(pid, {"\nSigBlk:", "\nSigCgt:"}) >> (signal - 1) & 1) != 0) return true;
-  return std::atoi(read_proc(pid, "syscall").c_str()) == SYS_rt_sigtimedwait;
+  const auto is_in = [&](const char* set) { return (signals_in(pid, {set}) >> (signal - 1) & 1) != 0; };
+  if (is_in("\nSigCgt:") || waits_for_signals(pid, pid)) return true;
+  if (!is_in("\nSigBlk:")) return false;
+  const auto threads = numbers_in("/proc/" + std::to_string(pid) + "/task");
+  return has_signalfd(pid) ||
+         std::ranges::any_of(threads, [&](int thread) { return waits_for_signals(pid, thread); });
 }
 
 /// As the kernel lists them, zombies included.
@@ -109,11 +130,12 @@ bool is_shell(pid_t pid) {
 }  // namespace
 
 bool is_of_job(const std::string& environment, const std::string& job_id,
-               const std::optional<std::string>& slurm_job) {
+               const std::optional<std::string>& slurm_job,
+               const std::function<bool(const std::string&)>& is_of_step) {
   const auto variables = split(environment, '\0');
   if (value_in(variables, kJobIdVariable).value_or("").find(job_id) == std::string::npos) return false;
   const auto theirs = value_in(variables, "SLURM_JOB_ID");
-  return !theirs || theirs == slurm_job;
+  return !theirs || theirs == slurm_job || !is_of_step(*theirs);
 }
 
 std::vector<int> numbers_in(const std::string& folder) {
@@ -137,25 +159,28 @@ bool is_member(pid_t pid, pid_t group) {
   return process && process->group == group;
 }
 
+bool acts_alone(pid_t pid, int signal) { return handles(pid, signal) && !is_shell(pid); }
+
 std::vector<pid_t> program_of(pid_t leader, int signal) {
   std::vector<pid_t> found = {leader};
   for (std::size_t i = 0; i < found.size(); ++i) {
     const pid_t pid = found[i];
-    if (handles(pid, signal) && !is_shell(pid)) continue;
+    if (acts_alone(pid, signal)) continue;
     for (const pid_t child : children_of(pid))
       if (is_member(child, leader)) found.push_back(child);
   }
   return found;
 }
 
-bool names_job(pid_t pid, const std::string& job_id) {
-  return is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"));
-}
-
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
   for (const pid_t pid : numbers_in("/proc")) {
-    if (pid == ::getpid() || !names_job(pid, job_id)) continue;
+    const auto is_of_step = [&](const std::string& job) {
+      return is_of_slurm_step(ancestors_of(pid)) || is_cgroup_of_slurm_job(read_proc(pid, "cgroup"), job);
+    };
+    if (pid == ::getpid() ||
+        !is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"), is_of_step))
+      continue;
     // The guard of an inner job kills that job's processes, then exits.
     if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
   }
@@ -168,10 +193,12 @@ std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
   return found;
 }
 
-bool reads_terminal(const std::vector<pid_t>& processes, const std::string& terminal) {
+bool reads_terminal(const std::vector<pid_t>& processes) {
+  // Not ttyname(): a terminal of another mount namespace has no path here, but this link all the same.
+  std::error_code unreadable;
+  const auto terminal = std::filesystem::read_symlink("/proc/self/fd/0", unreadable);
   for (const pid_t pid : processes) {
     const std::string process = "/proc/" + std::to_string(pid);
-    std::error_code unreadable;
     if (std::filesystem::read_symlink(process + "/fd/0", unreadable) != terminal) continue;
     for (const int task : numbers_in(process + "/task")) {
       long call = -1, argument = -1;  // "NUMBER 0xARGUMENT ...", or "running"

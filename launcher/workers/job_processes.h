@@ -22,14 +22,20 @@ bool is_member(pid_t pid, pid_t group);
 
 /// The processes that a signal for this group's leader is meant for: the leader and, as long as one only
 /// stands for the program it has started, the members of the group that it has started. That is so for
-/// shells, and for whatever neither handles nor blocks the signal: if it dies of it, its children are next in
-/// any case.
+/// shells, and for whatever has no handler for the signal and does not wait for it: if it dies of it, its
+/// children are next in any case.
 std::vector<pid_t> program_of(pid_t leader, int signal);
 
-/// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and no other
-/// Slurm job, which a worker has submitted and which inherited the name.
+/// Whether the signal is meant for this process only, and not for those that it has started. Quick.
+bool acts_alone(pid_t pid, int signal);
+
+/// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and is not of
+/// another Slurm job, which a worker has submitted and which inherited the name.
+///
+/// is_of_step  whether Slurm started the process for this job: a worker may set SLURM_JOB_ID itself
 bool is_of_job(const std::string& environment, const std::string& job_id,
-               const std::optional<std::string>& slurm_job);
+               const std::optional<std::string>& slurm_job,
+               const std::function<bool(const std::string& slurm_job)>& is_of_step);
 
 /// The living processes whose initial environment names this job, except ourselves and guards. Slow: looks at
 /// every process.
@@ -38,14 +44,11 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 /// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
 
-/// Whether one of these processes waits for input from this terminal, as its standard input.
-bool reads_terminal(const std::vector<pid_t>& processes, const std::string& terminal);
+/// Whether one of these processes waits for input from the terminal that is our standard input and its own.
+bool reads_terminal(const std::vector<pid_t>& processes);
 
 /// Reaps every child that has ended. Only while no worker runs.
 void reap_children();
-
-/// Whether the initial environment of the process names this job.
-bool names_job(pid_t pid, const std::string& job_id);
 
 /// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
 bool would_die_of(pid_t pid, int signal);

@@ -165,8 +165,12 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
   record_exits();
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
-  if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
-    co_return std::vector<pid_t>();
+  const auto deadline = JobEvents::Clock::now() + grace;
+  if (co_await groups_gone(deadline - grace / 2, /*can_hurry=*/true)) co_return std::vector<pid_t>();
+  if (user_signals_.size() < 2) {
+    ask_all_the_rest();
+    if (co_await groups_gone(deadline, /*can_hurry=*/true)) co_return std::vector<pid_t>();
+  }
   const std::string when = user_signals_.size() > 1 ? "before the second signal"
                                                     : "within " + std::to_string(grace.count()) + " ms";
   log_warning(ranks_left() + " did not end " + when + ": sending SIGKILL");
@@ -205,6 +209,7 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
 void WorkerGroup::handle(const JobEvent& event) {
   if (const auto* exited = std::get_if<WorkerExited>(&event)) {
     record_exit(exited->index);
+    workers_[exited->index].exit_seen = true;
     has_child_ended_ = true;  // it may have hidden others in the kernel's list
   } else if (std::holds_alternative<ChildEnded>(event)) {
     has_child_ended_ = true;
@@ -249,7 +254,8 @@ void WorkerGroup::reap() {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
     if (const auto index = running_worker(info.si_pid)) {
-      if (workers_[*index].process.pidfd) return;  // its event is queued and will call us again
+      const Worker& worker = workers_[*index];
+      if (worker.process.pidfd && !worker.exit_seen) return;  // its event is queued and will call us again
       record_exit(*index);
       events_.push(WorkerExited{*index});
       continue;
@@ -305,8 +311,16 @@ void WorkerGroup::signal_to_end(int signal) {
                      JobEvents::Clock::now(), attempt_};
   record.signal = signal;
   log_.add(record);
-  for (Worker& worker : workers_)
-    if (!worker.group_gone) ask_to_end(worker, signal);
+  // Looking for the children of some must not delay the others.
+  std::vector<Worker*> others;
+  for (Worker& worker : workers_) {
+    if (worker.group_gone) continue;
+    if (worker.status || acts_alone(worker.process.pid, signal))
+      ask_to_end(worker, signal);
+    else
+      others.push_back(&worker);
+  }
+  for (Worker* worker : others) ask_to_end(*worker, signal);
   if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not react
   signalled_strays_.clear();
   look_for_processes();
@@ -334,6 +348,18 @@ void WorkerGroup::ask_the_rest(Worker& worker) {
   signal_group(worker.process, ending_signals_.back());
 }
 
+/// For a program that handles the signal, does not pass it on and waits for its child.
+void WorkerGroup::ask_all_the_rest() {
+  auto groups = process_groups();
+  for (Worker& worker : workers_) {
+    if (worker.group_gone || worker.asked.empty()) continue;
+    auto& members = groups[worker.process.pid];
+    for (const pid_t pid : members)
+      if (std::ranges::find(worker.asked, pid) == worker.asked.end()) ::kill(pid, ending_signals_.back());
+    worker.asked = std::move(members);
+  }
+}
+
 /// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them.
 void WorkerGroup::suspend(int signal) {
   signal_all(SIGSTOP);
@@ -349,7 +375,7 @@ void WorkerGroup::stay_off_terminal() {
   if (!may_be_in_background_ || may_read_stdin()) return;
   for (std::size_t i = 0; i < workers_.size(); ++i)
     if (specs_[i].reads_stdin && !workers_[i].group_gone &&
-        reads_terminal(program_of(workers_[i].process.pid, SIGTTIN), ::ttyname(STDIN_FILENO)))
+        reads_terminal(program_of(workers_[i].process.pid, SIGTTIN)))
       suspend(SIGTTIN);
 }
 

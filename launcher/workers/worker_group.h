@@ -39,6 +39,7 @@ struct Worker {
   JobEvents::Clock::time_point started;
   int attempt = 0;                   ///< or round, in which it was started
   std::optional<ExitStatus> status;  ///< set once it has ended; its children may live on
+  bool exit_seen = false;            ///< its event has come; a debugger may still have its status for itself
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
   std::vector<pid_t> asked;   ///< have got the signal to end; the rest of the group gets it after their end
@@ -82,9 +83,8 @@ class WorkerGroup {
                                                          const PeerEndReason& peer_end_reason,
                                                          const Interrupted& interrupted);
 
-  /// Signals every remaining worker, and the rest of its group once its program has ended; sends SIGKILL
-  /// after the grace period or the user's second signal, and waits until all are gone. returns the processes
-  /// that SIGKILL did not end
+  /// Signals every worker, and the rest of its group once its program has ended or half of the grace period
+  /// has passed; sends SIGKILL after it or the user's second signal. returns what even that did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
   void on_window_change(std::function<void()> callback) { on_window_change_ = std::move(callback); }
@@ -121,6 +121,7 @@ class WorkerGroup {
   void signal_to_end(int signal);
   void ask_to_end(Worker& worker, int signal);
   void ask_the_rest(Worker& worker);
+  void ask_all_the_rest();
   void suspend(int signal = SIGTSTP);
   void stay_off_terminal();
   std::vector<pid_t> strays() const;

@@ -24,7 +24,7 @@ const std::string kBreakLogs =
 TEST_CASE("a program that saves as it ends still has the processes that load its data", "[launcher]") {
   const std::string wrapper =
       GENERATE("", "sh -c '\"$@\"; exit' sh", "bash -c 'trap : TERM; \"$@\"; exit' bash",
-               "sh -c 'exec \"$@\"' sh", "env");
+               "sh -c 'exec \"$@\"' sh", "env", "unshare --fork --kill-child");
   INFO(wrapper);
   Command command =
       script({"--nproc-per-node=2", kNoHurry}, "exec " + wrapper + " \"$STUB\" loader ready await load");
@@ -36,6 +36,22 @@ TEST_CASE("a program that saves as it ends still has the processes that load its
   CHECK(count_of("got SIGTERM", ddprun.out()) == 2);
   CHECK(count_of("loaded", ddprun.out()) == 2);
   CHECK(count_of("loader ends by SIGTERM", ddprun.out()) == 2);  // afterwards, and not by SIGKILL
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a program whose wrapper keeps the signal to itself gets it after half of the grace period",
+          "[launcher]") {
+  const std::string wrapper =
+      "import signal, subprocess, sys; signal.signal(signal.SIGTERM, lambda *_: None); "
+      "sys.exit(subprocess.call(sys.argv[1:]))";
+  Child ddprun(ddprun_command({"--nproc-per-node=2", "--shutdown-timeout=4", "--no-python", "python3", "-c",
+                               wrapper, STUB_WORKER_PROGRAM, "ready", "await", "expect-no-signal", "300"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("got SIGTERM", ddprun.out()) == 2);
+  CHECK(count_of("no second signal", ddprun.out()) == 2);
+  CHECK_THAT(ddprun.err(), !ContainsSubstring("sending SIGKILL"));
   check_nothing_left(ddprun);
 }
 

@@ -1,10 +1,13 @@
 // Workers that fail, and what they leave behind.
 
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -65,8 +68,7 @@ TEST_CASE("the root cause does not depend on the file system's clock, and gives 
   const auto [rank_1, code, blamed] = GENERATE_COPY(table<std::string, int, int>({
       {"tell 1hour; until [ -s pid ] && ! kill -0 $(cat pid); do sleep 0.01; done; exit 5", 5, 1},
       {"trap 'tell -1hour; exit 5' TERM; touch told; " + loop, 4, 0},  // told to end before
-      {"tell -1hour; exec sleep 600", 1, 1},                           // ended by SIGTERM
-      {"tell -1hour; trap 'exit 6' TERM; " + loop, 6, 1},
+      {"tell -1hour; exec sleep 600", 4, 0},                           // it goes on
       {"tell -1hour; exit 0", 4, 0},
   }));
   CAPTURE(rank_1);
@@ -85,6 +87,46 @@ TEST_CASE("the root cause does not depend on the file system's clock, and gives 
   CHECK(result.at("exit_code") == code);
   CHECK(result.at("root_cause_rank") == blamed);
   CHECK(read_error_file(above.path() / "error.json").error.value().error_code == code);
+}
+
+TEST_CASE("the root cause is a worker that ended, not one that reported an error and went on",
+          "[root_cause]") {
+  // Its file is an hour old by its own words, or has just been written.
+  const bool old = GENERATE(true, false);
+  const TempDir folder;
+  const std::string report =
+      R"(printf '{"message": {"message": "E: mine", "extraInfo": {"timestamp": "%s"}}}' )" +
+      std::string(old ? "$(($(date +%s) - 3600))" : "$(date +%s)") + " > $TORCHELASTIC_ERROR_FILE";
+  Command command = script({"--nproc-per-node=2", "--max-restarts=1", "--restart-on-codes=SIGSEGV",
+                            "--result-json", folder.path() / "result.json"},
+                           "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; cd " + folder.path().string() +
+                               "; if [ $RANK = 1 ]; then " + report +
+                               "; touch told; trap 'exit 6' TERM; while :; do sleep 0.01; done; fi; "
+                               "until [ -e told ]; do sleep 0.01; done; kill -SEGV $$");
+  const auto begin = std::chrono::steady_clock::now();
+  const Finished run(command);
+  if (old) CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(2));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK_THAT(run.err, ContainsSubstring("rank      : 0 "));
+}
+
+TEST_CASE("a worker that ends while a debugger watches it has ended when the debugger lets go",
+          "[launcher]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
+  Child ddprun(job({}, {"ready", "wait-for-file", go, "exit", "3"}));
+  REQUIRE(ddprun.wait_for_output("\n"));
+  const pid_t worker = std::stoi(ddprun.out().substr(std::string("ready 0 ").size()));
+  if (::ptrace(PTRACE_SEIZE, worker, nullptr, nullptr) != 0) skip("no debuggers here");
+  write_file_atomic(go, "");
+  const auto is = [](pid_t pid, const std::string& state) {
+    return count_of("State:\t" + state, read_file("/proc/" + std::to_string(pid) + "/status")) == 1;
+  };
+  CHECK(wait_until([&] { return is(worker, "Z"); }));
+  CHECK(wait_until([&] { return is(ddprun.pid(), "S"); }));  // it has seen the end
+  CHECK(::waitpid(worker, nullptr, __WALL) == worker);
+  CHECK(ddprun.wait(std::chrono::seconds(10)) == ExitStatus::exited(3));
+  check_nothing_left(ddprun);
 }
 
 TEST_CASE("when all fail at once one of them is the root cause", "[launcher]") {

@@ -49,6 +49,14 @@ TEST_CASE("a ddprun in a worker is a job of its own on one node, also in another
   }
 }
 
+TEST_CASE("a ddprun in a worker is a job of its own whatever Slurm job the worker names", "[inherited]") {
+  for (const std::string slurm_job : {"-u SLURM_JOB_ID", "SLURM_JOB_ID=9"}) {
+    Command command = script({"--standalone"}, "env " + slurm_job + " " + DDPRUN_PROGRAM + " --dry-run true");
+    command.env.insert(kStep.begin(), kStep.end());
+    CHECK_THAT(Finished(command).out, ContainsSubstring(" WORLD_SIZE=1"));
+  }
+}
+
 TEST_CASE("an inherited job id does not keep a job from its health port and its file timers", "[inherited]") {
   Command command = script({}, "echo timers: $TORCHELASTIC_TIMER_FILE, job: $DDPRUN_JOB_ID");
   command.env = handed_down({});
@@ -72,21 +80,28 @@ TEST_CASE("an inherited job id does not keep a job from its health port and its 
 
 TEST_CASE("the guard of a killed ddprun leaves the processes of another Slurm job alone", "[inherited]") {
   // Not descendants of the job, but with its id, as those of a job that a worker has submitted.
+  const auto slurm_job_of_stray = GENERATE(std::optional<std::string>(), std::optional<std::string>("8"));
   Child ddprun(script({}, "echo id=$DDPRUN_JOB_ID.; sleep 600"));
   REQUIRE(ddprun.wait_for_output(".\n"));
   const std::string out = ddprun.out();
   const std::string id = out.substr(3, out.find('.') - 3);
-  Child submitted({{"sleep", "600"}, {{"DDPRUN_JOB_ID", id}, {"SLURM_JOB_ID", "8"}}});
-  Child stray({{"sleep", "600"}, {{"DDPRUN_JOB_ID", id}, {"SLURM_JOB_ID", std::nullopt}}});
-  REQUIRE(wait_until([&] { return submitted.processes().size() == 1 && stray.processes().size() == 1; }));
+  const TempDir folder;
+  const auto slurmstepd = folder.path() / "slurmstepd";
+  std::filesystem::create_symlink("/bin/sh", slurmstepd);
+  const std::string submit =
+      "DDPRUN_JOB_ID=" + id + " SLURM_JOB_ID=8 sh -c 'echo started; exec sleep 600'; :";
+  Child submitted({{slurmstepd, "-c", submit}});
+  Child stray({{"sleep", "600"}, {{"DDPRUN_JOB_ID", id}, {"SLURM_JOB_ID", slurm_job_of_stray}}});
+  REQUIRE(submitted.wait_for_output("started"));
+  REQUIRE(wait_until([&] { return stray.processes().size() == 1; }));
   ddprun.send_signal(SIGKILL);
   ddprun.wait();
   CHECK(stray.wait() == ExitStatus::killed(SIGKILL));
   CHECK(ddprun.nothing_left());
   CHECK(wait_until([&] { return std::filesystem::is_empty(ddprun.temp_folder()); }));  // the guard's last act
-  CHECK(submitted.processes().size() == 1);
+  CHECK(submitted.processes().size() == 2);
   submitted.send_signal(SIGTERM);
-  CHECK(submitted.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(submitted.wait() == ExitStatus::killed(SIGTERM));  // Child's destructor ends the sleep
 }
 
 }  // namespace

@@ -67,13 +67,40 @@ TEST_CASE("as the init process ddprun leaves alone what others have started", "[
   check_nothing_left(outer);
 }
 
+TEST_CASE("as the init process ddprun ends a daemon without the job's variables with its attempt",
+          "[launcher]") {
+  const TempDir folder;
+  Command command =
+      script({"--max-restarts=1"},
+             "cd \"$FOLDER\"; if [ -e pid ]; then kill -0 $(cat pid) && echo lives on; exit 4; fi; "
+             "setsid env -i sh -c 'echo $$ > new; mv new pid; exec sleep 777' > /dev/null 2>&1 & "
+             "until [ -e pid ]; do sleep 0.01; done; exit 3");
+  command.env["FOLDER"] = folder.path();
+  const Finished run(as_init(command));
+  CHECK(run.status == ExitStatus::exited(4));
+  CHECK(run.out.empty());
+}
+
+TEST_CASE("as the init process ddprun gets each signal once and dies of it", "[launcher]") {
+  const bool to_all = GENERATE(false, true);  // as Slurm and systemd do
+  Child outer(as_init(job({"--shutdown-timeout=600"}, {"ready", "await", "expect-no-signal", "100"})));
+  REQUIRE(outer.wait_for_output("ready "));
+  const pid_t init = children_of(outer.pid()).at(0);
+  const pid_t ddprun = children_of(init).at(0);
+  if (to_all) REQUIRE(::kill(ddprun, SIGTERM) == 0);
+  ::kill(init, SIGTERM);
+  CHECK(outer.wait() == ExitStatus::exited(143));
+  CHECK(count_of("no second signal", outer.out()) == 1);
+  check_nothing_left(outer);
+}
+
 TEST_CASE("as the init process ddprun reaps while it waits for other nodes", "[launcher]") {
   Child outer(as_init(job({"--nnodes=2", "--rdzv-endpoint=127.0.0.1:" + free_port()}, {"ready"})));
   REQUIRE(wait_until([&] { return count_of("waiting for nodes", outer.err()) > 0; }));
   const pid_t init = children_of(outer.pid()).at(0);
   const auto entered = leave_orphan(init, "0.1");
   CHECK(entered->wait() == ExitStatus::exited(0));
-  CHECK(wait_until([&] { return children_of(init).size() == 1; }, std::chrono::seconds(5)));  // the guard
+  CHECK(wait_until([&] { return children_of(init).size() == 1; }, std::chrono::seconds(5)));  // ddprun proper
   ::kill(init, SIGTERM);
   outer.wait();
   check_nothing_left(outer);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -424,6 +425,8 @@ int main(int argc, char** argv) {
     if (word != "await") continue;  // first, so that no signal arrives too early
     const sigset_t set = awaited_signals();
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
+    ::signalfd(-1, &set, SFD_CLOEXEC);  // tells ddprun that it will look for them
+    break;
   }
   Script(words).run();
 }

@@ -27,5 +27,12 @@ TEST_CASE("the workers' own seconds come before the file system's time, which de
   CHECK(root_cause(0, {ErrorSeen{7, 1}, ErrorSeen{0, 2}}) == 0);
 }
 
+TEST_CASE("a worker that has lived on for long after its error is not waited for", "[root_cause]") {
+  CHECK(may_exit_soon({100, 1}, 110));
+  CHECK_FALSE(may_exit_soon({100, 1}, 111));
+  CHECK(may_exit_soon({200, 1}, 100));  // the clock was set back
+  CHECK(may_exit_soon({0, 1}, 100));    // it does not say when
+}
+
 }  // namespace
 }  // namespace ddprun::launcher

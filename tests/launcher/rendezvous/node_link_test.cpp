@@ -21,6 +21,7 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using namespace std::chrono_literals;
+using test::ContainsSubstring;
 
 /// A port of this host that refuses connections until somebody listens.
 tcp::acceptor bound(asio::io_context& io) {

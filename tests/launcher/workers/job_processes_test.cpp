@@ -34,6 +34,8 @@ TEST_CASE("a program that handles the signal gets it alone", "[job_processes]") 
 TEST_CASE("whatever does not handle it passes it to its children", "[job_processes]") {
   CHECK(addressed({STUB_WORKER_PROGRAM, "child", "ready", "pause"}) == 2);
   CHECK(addressed({STUB_WORKER_PROGRAM, "ignore-term", "child", "ready", "pause"}) == 2);
+  // It blocks the signal, and waits for its child.
+  CHECK(addressed({"unshare", "--fork", STUB_WORKER_PROGRAM, "child", "ready", "await"}) == 2);
 }
 
 TEST_CASE("a shell passes it to its child, whether or not it handles it, and the child to nobody",
@@ -50,13 +52,18 @@ TEST_CASE("a child in a group of its own is not addressed", "[job_processes]") {
 
 TEST_CASE("a process is of a job that its environment names, unless it is of another Slurm job",
           "[job_processes]") {
-  CHECK(is_of_job("A=1\0DDPRUN_JOB_ID=outer/own\0B=2\0"s, "own", {}));
-  CHECK(is_of_job("DDPRUN_JOB_ID=own/inner\0"s, "own", "7"));  // it may have cleared Slurm's variables
-  CHECK(is_of_job("SLURM_JOB_ID=7\0DDPRUN_JOB_ID=own\0"s, "own", "7"));
-  CHECK_FALSE(is_of_job("SLURM_JOB_ID=8\0DDPRUN_JOB_ID=own\0"s, "own", "7"));
-  CHECK_FALSE(is_of_job("SLURM_JOB_ID=8\0DDPRUN_JOB_ID=own\0"s, "own", {}));
-  CHECK_FALSE(is_of_job("DDPRUN_JOB_ID=other\0X=own\0"s, "own", {}));
-  CHECK_FALSE(is_of_job("", "own", {}));
+  const auto is_of_own = [](const std::string& environment, const std::optional<std::string>& slurm_job,
+                            bool of_step = true) {
+    return is_of_job(environment, "own", slurm_job, [&](const std::string&) { return of_step; });
+  };
+  CHECK(is_of_own("A=1\0DDPRUN_JOB_ID=outer/own\0B=2\0"s, {}));
+  CHECK(is_of_own("DDPRUN_JOB_ID=own/inner\0"s, "7"));  // it may have cleared Slurm's variables
+  CHECK(is_of_own("SLURM_JOB_ID=7\0DDPRUN_JOB_ID=own\0"s, "7"));
+  CHECK_FALSE(is_of_own("SLURM_JOB_ID=8\0DDPRUN_JOB_ID=own\0"s, "7"));
+  CHECK_FALSE(is_of_own("SLURM_JOB_ID=8\0DDPRUN_JOB_ID=own\0"s, {}));
+  CHECK(is_of_own("SLURM_JOB_ID=8\0DDPRUN_JOB_ID=own\0"s, {}, false));  // a worker has set it itself
+  CHECK_FALSE(is_of_own("DDPRUN_JOB_ID=other\0X=own\0"s, {}));
+  CHECK_FALSE(is_of_own("", {}));
 }
 
 }  // namespace
