@@ -209,8 +209,10 @@ void note_without_effect(const Values& values, const EnvLookup& environment,
     if (values.given(name)) notes.push_back("--" + std::string(name) + " has no effect: " + reason);
   constexpr const char* kKernelTimeout = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
   if (!environment(kKernelTimeout).value_or("").empty())
-    notes.push_back(std::string(kKernelTimeout) +
-                    " has no effect: --hang-timeout also ends workers that the kernel does not let run");
+    notes.push_back(
+        std::string(kKernelTimeout) +
+        " has no effect: --hang-timeout also ends workers that the kernel does not let run, if they "
+        "send heartbeats or all workers are silent");
 }
 
 /// Beyond this host, metrics require the token.
@@ -250,6 +252,7 @@ void settle_signals(const Values& values, Options& options) {
 
 void read_output(const Values& values, OutputOptions& output) {
   output.log_dir_given = values.given("log-dir");
+  if (output.log_dir_given) output.log_dir_source = values.source("log-dir");
   const bool needs_files =
       output.redirects.any() || !output.stdout_filters.empty() || !output.stderr_filters.empty();
   output.log_dir = values.text("log-dir", needs_files ? kDefaultLogDir : "");

@@ -56,8 +56,9 @@ inline constexpr char kDefaultLogDir[] = "ddprun_logs";
 
 /// Where the workers' output goes, as in torchrun.
 struct OutputOptions {
-  std::filesystem::path log_dir;  ///< parent of the job's folder; empty: no files
-  bool log_dir_given = false;     ///< else log_dir is a default
+  std::filesystem::path log_dir;                  ///< parent of the job's folder; empty: no files
+  bool log_dir_given = false;                     ///< else log_dir is a default
+  std::string log_dir_source = "the log folder";  ///< for messages: the flag, variable or key that names it
   StreamSelection redirects, tee;
   std::optional<std::set<int>> shown;  ///< local ranks whose output the console shows; none given: all
   std::vector<std::string> stdout_filters, stderr_filters;

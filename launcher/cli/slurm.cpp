@@ -119,6 +119,12 @@ constexpr const char* kStepVariables[] = {
   std::vector<std::string> missing;
   for (const char* variable : kStepVariables)
     if (!environment(variable)) missing.emplace_back(variable);
+  constexpr std::size_t kShown = 3;
+  if (missing.size() > kShown + 1) {
+    const std::size_t more = missing.size() - kShown;
+    missing.resize(kShown);
+    missing.push_back(std::to_string(more) + " more");
+  }
   throw UsageError(name + ": expected " + expected + " in a Slurm job step, got " +
                    (value ? single_quoted(*value)
                           : "no such variable; SLURM_STEP_ID is set, but not " + one_of(missing, "and") +

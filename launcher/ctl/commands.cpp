@@ -155,7 +155,7 @@ Commands
   top [JOB]        show a job's ranks as it runs; h there shows the keys
   logs JOB         show what its ranks wrote: their log files, or the last 8 KiB of each
   stacks JOB       show the stacks of its ranks, which go on
-  stop JOB         end it, as SIGTERM to ddprun does
+  stop JOB         end it, on all nodes
 
 JOB can be left out while only one job runs; top then begins with the newest.
 

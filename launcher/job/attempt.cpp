@@ -408,7 +408,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
       find_hung = [&](Clock::time_point now) {
         const auto signs = signs_of_life(group, logs, parts.beats);
         const auto since = std::max(attempt.round_start, group.resumed());
-        const KnownSigns own{latest_sign(signs, since), now};
+        // After a stop of ddprun alone the workers may have gone on: what they have said since is yet unread.
+        const auto until = group.resumed() == now ? attempt.round_start : now;
+        const KnownSigns own{latest_sign(signs, attempt.round_start), until};
         return judge_hang(signs, since, *job.options.hang_timeout, now,
                           peers.share_signs ? peers.share_signs(own) : own);
       };
@@ -422,6 +424,10 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     attempt.outcome = StartFailed{exit_code_of(error), error.what()};
   }
   co_await end_workers(job, attempt, parts, peers);
+  // No more will come, however long their output takes: the other nodes' workers may still hang.
+  if (job.options.hang_timeout && peers.share_signs)
+    peers.share_signs({latest_sign(signs_of_life(group, logs, parts.beats), attempt.round_start),
+                       Clock::time_point::max()});
   keep_progress(attempt, parts);
   co_await drain(job, group, logs, attempt.left.empty());
   attempt.end = Clock::now();

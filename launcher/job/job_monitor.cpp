@@ -195,6 +195,7 @@ json JobMonitor::output(int rank, std::uint64_t seen) const {
 json JobMonitor::stop() {
   if (job_.options.ending_signals.empty())
     return {{"error", "no signal ends this job (--signals-to-handle=none)"}};
+  asked_to_stop_ = true;
   job_.events.push(SignalReceived{job_.options.ending_signals.front()});
   return {{"stopping", true}};
 }

@@ -58,6 +58,8 @@ class JobMonitor {
   /// The coordinator is in this ddprun: the other nodes tell it about their ranks.
   void gather() { board_.emplace(); }
   void take(const std::string& node, const Summary& summary);
+  /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
+  bool asked_to_stop() const { return asked_to_stop_; }
   /// For the coordinator, if it is elsewhere: summaries of at most the first few hundred workers.
   std::vector<Summary> summaries();
   /// nullopt: only the coordinator's ddprun knows.
@@ -76,6 +78,7 @@ class JobMonitor {
   std::optional<Running> running_;
   std::string node_, coordinator_;  ///< empty: only one node
   std::optional<NodesBoard> board_;
+  bool asked_to_stop_ = false;
   std::map<int, GpuUse> gpus_;
   std::future<std::map<int, GpuUse>> reading_gpus_;
   NodesBoard::Clock::time_point read_gpus_next_;

@@ -156,12 +156,12 @@ class NodeSupervisor {
   /// Looks for the job's coordinator, perhaps another one. False if there will be none.
   bool look_again(const std::string& reason, bool hung_up) {
     const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
-    const bool is_member = membership_.is_member();
+    const bool is_member = membership_.is_member(), told = membership_.handed_over();
     if (!link().was_connected() ||
         !membership_.look_again(link().endpoint(), link().former(), hung_up, ended_here, Clock::now()))
       return false;
     if (is_member) {
-      log_once(reason, log_warning);
+      if (!told) log_once(reason, log_warning);
       log_info("looking for the node that takes the coordinator's place");
     }
     connect();
@@ -209,6 +209,7 @@ class NodeSupervisor {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
       log_once(stop->reason, log_warning);
+      if (stop->hands_over) membership_.take(*stop->hands_over, Clock::now());
       link().send(Ended{stop->round});
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
@@ -322,11 +323,18 @@ class NodeSupervisor {
   KnownSigns share_signs(const KnownSigns& own) {
     const auto timeout = *job_.options.hang_timeout;
     const KnownSigns known = link().share_signs(own, timeout);
-    const bool nothing = known.until == KnownSigns::Time();
-    if (nothing && own.until >= own.latest + timeout + nodes_.node_timeout && !std::exchange(warned_, true))
+    const auto late = std::max(own.latest, known.until) + timeout + nodes_.node_timeout;
+    if (own.until != Clock::time_point::max() && own.until >= late && !std::exchange(warned_, true))
       log_warning(
           "cannot tell whether silent workers hang: another node does not say when its own last showed a "
-          "sign of life (set --hang-timeout on every node)");
+          "sign of life (" +
+          std::string(known.until == KnownSigns::Time()
+                          ? "set --hang-timeout on every node"
+                          : "it last did " +
+                                in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                    own.until - known.until)) +
+                                " ago") +
+          ")");
     return known;
   }
 
@@ -374,11 +382,18 @@ class NodeSupervisor {
     connections_.end_job(end, last_reason_);
   }
 
-  /// The other nodes learn it, and may go on.
+  /// The other nodes learn it, and may go on, unless the user has asked for the whole job's end.
   void leave(int signal) {
+    if (job_.monitor->asked_to_stop()) {
+      const std::string text = "ddpctl stop on node " + name_of_node(nodes_) + " ends the job";
+      connections_.end_job(SignalReceived{signal}, text);
+      link().send(Failed{round_, SignalReceived{signal}, text});
+      return link().send(Leave{signal});  // between two rounds
+    }
     const std::string reason =
         "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
-    if (auto* server = connections_.server(); server != nullptr && server->hand_over(job_.job_id, reason))
+    if (auto* server = connections_.server();
+        server != nullptr && server->hand_over(job_.job_id, exit_code_of_signal(signal), reason))
       return log_info("the other nodes go on without this one");
     connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
@@ -406,8 +421,8 @@ class NodeSupervisor {
   asio::awaitable<void> say_goodbye() {
     link().finish();
     const auto until = Clock::now() + kGoodbyeTimeout;
-    auto* server = connections_.server();
-    while (server == nullptr ? !link().finished() : !server->all_gone()) {
+    const auto& servers = connections_.servers;
+    while (!link().finished() || (!servers.empty() && !servers.back().all_gone())) {
       const JobEvent event = co_await job_.events.next(until);
       const auto* received = std::get_if<SignalReceived>(&event);
       if (std::holds_alternative<DeadlinePassed>(event)) break;
@@ -423,7 +438,7 @@ class NodeSupervisor {
   std::optional<HeldPort> port_;
   int round_ = 0;  ///< the last one heard of; the workers may be of an earlier one (Lead)
   Membership membership_;
-  bool warned_ = false;      ///< that other nodes lack --hang-timeout
+  bool warned_ = false;      ///< that another node does not say whether its workers are silent
   std::string last_reason_;  ///< the last reason for an end that the user saw
 };
 

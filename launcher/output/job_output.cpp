@@ -133,17 +133,18 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
   if (!log_folder_) {
     const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
     const auto path = job_folder(options_.output.log_dir);
-    const std::function<void()> make = [made, path] {
-      for_flag("--log-dir", [&] { *made = std::make_shared<const LogFolder>(path); });
+    const std::string source = options_.output.log_dir_source;
+    const std::function<void()> make = [made, path, source] {
+      for_flag(source, [&] { *made = std::make_shared<const LogFolder>(path); });
     };
     const AsideEnd end = co_await run_aside(make, LoopClock::now() + kDiskPatience, &give_up);
     if (end == AsideEnd::kGivenUp) co_return;
-    if (end == AsideEnd::kLate) throw IoError("--log-dir", IoError(path, kStalled));
+    if (end == AsideEnd::kLate) throw IoError(source, IoError(path, kStalled));
     log_folder_ = *made;
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
     if (!log_folder_->is_safe())
       log_warning(
-          "--log-dir: " + log_folder_->path().string() +
+          source + ": " + log_folder_->path().string() +
           ": others may be able to read and replace the files here, for the file system does not keep "
           "owners and modes");
   }

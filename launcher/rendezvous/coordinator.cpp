@@ -32,7 +32,7 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
   const auto found = nodes_.find(id);
   if (resigned_) return;
   if (const auto* wish = std::get_if<Join>(&message)) {
-    if (found == nodes_.end() && gone_.count(id) == 0) join(id, *wish, address, now);
+    if (found == nodes_.end() && gone_.count(id) == 0 && !hands_over_at_) join(id, *wish, address, now);
   } else if (found != nodes_.end() && !ended_) {
     found->second.missed_beats = 0;
     handle(id, found->second, message, now);
@@ -115,7 +115,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
     if (!elastic() && is_needed(id)) return end(exit_code_of_signal(leave->signal), reason);
-    std::erase(voters_, id);
+    left_ += static_cast<int>(std::erase(voters_, id));
     for (auto& [superseded, former] : former_voters_) std::erase(former, id);
     gone_.insert(id);
     remove(nodes_.find(id), reason, now);
@@ -165,7 +165,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   by_id_.erase(join.id);
   nodes_.erase(gone);
   if (state == State::kReady) --ready_;
-  if (!ended_ && in_minority())
+  if (!ended_ && !hands_over_at_ && in_minority())
     return end(LaunchError::kOwnFailure,
                reason + "; of the last round's nodes most are gone, and may go on with another coordinator");
   if (ended_ || state != State::kInRound) return;
@@ -221,7 +221,7 @@ End Coordinator::last_word(bool stood_by) const {
 /// Advances the state, whatever event led to it.
 void Coordinator::check_progress(Time now) {
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
-  if (ended_ || resigned_) return;
+  if (ended_ || resigned_ || hands_over_at_) return;
   if (phase_ == Phase::kRunning) take_joiners_along(now);
   if (phase_ == Phase::kStopping && ready_ == nodes_.size()) {
     phase_ = Phase::kPausing;
@@ -251,7 +251,8 @@ void Coordinator::begin_forming(Time now) {
 void Coordinator::form(Time now) {
   const bool late = now >= forming_since_ + settings_.join_timeout;
   const bool enough = !takes_over() || has_majority();
-  if (ready_ >= max_nodes() && enough) return close_round();
+  const bool pauses = takes_over() && now < pause_end_;  // the lost coordinator had a restart before it
+  if (ready_ >= max_nodes() && enough && !pauses) return close_round();
   if (ready_ < static_cast<std::size_t>(settings_.min_nodes) || !enough) {
     last_call_end_.reset();
     if (late) end(LaunchError::kOwnFailure, describe_shortage());
@@ -262,6 +263,7 @@ void Coordinator::form(Time now) {
   milliseconds wait = round_ < 0 ? settings_.last_call : milliseconds(0);
   if (takes_over() && returned() + 1 < static_cast<std::size_t>(former_.nodes)) wait = settings_.node_timeout;
   if (!last_call_end_) last_call_end_ = now + wait;
+  if (pauses) last_call_end_ = std::max(*last_call_end_, pause_end_);
   if (late || now >= *last_call_end_) close_round();
 }
 
@@ -347,6 +349,7 @@ void Coordinator::start_round(int port, Time now) {
   if (takes_over()) voters_ = former_members();
   std::erase_if(former_voters_, [&](const auto& former) { return beats_ - former.first >= kBeatsToLoss; });
   former_voters_.emplace_back(beats_, std::exchange(voters_, members_));
+  left_ = 0;
   phase_ = Phase::kRunning;
   running_since_ = now;
   last_call_end_.reset();
@@ -394,6 +397,7 @@ void Coordinator::tick(Time now) {
     for (const NodeId id : silent)
       expel(id, "no sign of life for " + in_seconds(settings_.node_timeout), now);
   }
+  if (hands_over_at_ && now >= *hands_over_at_ && !ended_ && !resigned_) finish_handover(now);
   check_progress(now);
 }
 
@@ -409,7 +413,7 @@ KnownSigns Coordinator::known_signs() const {
 
 Coordinator::Time Coordinator::next_tick() const {
   if (ended_ || resigned_) return Time::max();
-  Time next = next_beat_;
+  Time next = std::min(next_beat_, hands_over_at_.value_or(Time::max()));
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
   if ((phase_ == Phase::kForming || phase_ == Phase::kRunning) && last_call_end_)

@@ -79,10 +79,12 @@ class Coordinator {
   void end(int exit_code, const std::string& reason, bool dump_stacks = false);
 
   /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
-  /// coordinator, and this one resigns. False: it cannot.
+  /// coordinator, and this one resigns, a little later: until then it learns which others leave. False: it
+  /// cannot.
   ///
-  /// id    as in the node's Join
-  bool hand_over(const std::string& id, const std::string& reason);
+  /// id         as in the node's Join
+  /// exit_code  the job's, if too many leave
+  bool hand_over(const std::string& id, int exit_code, const std::string& reason, Time now);
 
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
@@ -141,6 +143,7 @@ class Coordinator {
   std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
   void go_on_after(const FormerRound& former, Time now);
+  void finish_handover(Time now);
   bool has_started() const { return running_since_ != Time(); }
   bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
   std::vector<NodeId> former_members() const;
@@ -171,6 +174,7 @@ class Coordinator {
   /// The members of the last started round, except those whose users ended them; and of earlier rounds, with
   /// the beats sent until the next Start, since a member that fell silent then may still count.
   std::vector<NodeId> voters_;
+  int left_ = 0;  ///< those whose users ended them
   std::vector<std::pair<std::size_t, std::vector<NodeId>>> former_voters_;
   std::size_t beats_ = 0;  ///< sent to each node; not a time, since this program may have been stopped
   std::size_t next_order_ = 0;
@@ -183,6 +187,8 @@ class Coordinator {
   int restart_count_ = 0;
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
+  std::optional<Time> hands_over_at_;
+  End without_others_;                  ///< then, if fewer than min_nodes are left
   std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};  ///< before all workers restart
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;

@@ -9,18 +9,28 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr Coordinator::NodeId kNobody = SIZE_MAX;
+constexpr const char* kAnother = ", and another one takes its place";
+// Whoever ends one node may end another one with it: it has so long to tell.
+constexpr std::chrono::milliseconds kMoreLeave{200};
 
 }  // namespace
 
 /// Takes the place of the coordinator that a node has lost.
 void Coordinator::go_on_after(const FormerRound& former, Time now) {
-  if (has_started() || former.number <= former_.number) return;
-  if (phase_ == Phase::kLeading) abandon_round(now);
-  former_ = former;
-  round_ = former.number;
+  if (has_started() || former.number < 0 || former.number < former_.number) return;
+  if (former.number > former_.number) {
+    if (phase_ == Phase::kLeading) abandon_round(now);
+    former_ = former;
+    round_ = former.number;
+  }
+  // A handover may have reached some nodes only.
+  former_.nodes = std::min(former_.nodes, former.nodes);
+  former_.restarts = std::max(former_.restarts, former.restarts);
+  former_.restarts_used = std::max(former_.restarts_used, former.restarts_used);
+  pause_end_ = std::max(pause_end_, now + std::chrono::milliseconds(former.pause_ms.value_or(0)));
   const int for_the_lost_node = elastic() || settings_.spares > 0 ? 0 : 1;
-  restart_count_ = former.restarts + for_the_lost_node;
-  restarts_used_ = former.restarts_used + for_the_lost_node;
+  restart_count_ = former_.restarts + for_the_lost_node;
+  restarts_used_ = former_.restarts_used + for_the_lost_node;
 }
 
 /// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those
@@ -61,15 +71,32 @@ bool Coordinator::in_minority() const {
           }));
 }
 
-/// For the next endpoint's coordinator, nodes that are told to stop look as after a loss.
-bool Coordinator::hand_over(const std::string& id, const std::string& reason) {
+/// The others' workers end at once, before they miss this node's.
+bool Coordinator::hand_over(const std::string& id, int exit_code, const std::string& reason, Time now) {
   const auto own = by_id_.find(id);
   const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
-  if (!settings_.has_successors || needed || ended_ || resigned_ || (!has_started() && former_.number < 0))
+  const std::size_t others = nodes_.size() - (own == by_id_.end() ? 0 : 1);
+  if (!settings_.has_successors || needed || others < static_cast<std::size_t>(settings_.min_nodes) ||
+      ended_ || resigned_ || hands_over_at_ || (!has_started() && former_.number < 0))
     return false;
-  stop_round(reason + ", and another one takes its place", std::chrono::milliseconds(0));
-  resigned_ = true;
+  hands_over_at_ = now + std::min<Clock::duration>(settings_.node_timeout / kBeatsPerTimeout, kMoreLeave);
+  without_others_ = {exit_code, reason};
+  if (phase_ == Phase::kStopping) pause_end_ = now + pause_;
+  stop_round(reason + kAnother, std::chrono::milliseconds(0));
+  if (own != by_id_.end()) remove(nodes_.find(own->second), reason, now);
   return true;
+}
+
+/// Nodes that are told to stop look for the next endpoint's coordinator, as after a loss.
+void Coordinator::finish_handover(Time now) {
+  if (nodes_.size() < static_cast<std::size_t>(settings_.min_nodes))
+    return end(without_others_.exit_code, without_others_.reason);
+  const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
+  const Handover handover{left_, restart_count_, restarts_used_,
+                          static_cast<int>(std::max<std::int64_t>(pause, 0))};
+  for (const NodeId id : voters_)
+    if (nodes_.contains(id)) send(id, Stop{round_, without_others_.reason + kAnother, false, handover});
+  resigned_ = true;
 }
 
 }  // namespace ddprun::launcher

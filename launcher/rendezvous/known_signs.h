@@ -14,7 +14,7 @@ struct KnownSigns {
   using Time = std::chrono::steady_clock::time_point;
 
   Time latest;  ///< the last sign
-  Time until;   ///< later signs may be on their way
+  Time until;   ///< later signs may be on their way; max(): none will come
 };
 
 /// The beat that tells another program about them: it has another clock, so it gets ages.
@@ -47,8 +47,11 @@ struct SharedSigns {
     return own.until >= silent_at && told_until < silent_at;
   }
 
+  /// Another round begins: of its workers nothing is known.
+  void begin_round() { own = {}; }
+
   Beat next_beat(KnownSigns::Time now) {
-    told_until = own.until;
+    told_until = std::min(own.until, now);
     return beat_with(own, now);
   }
 };

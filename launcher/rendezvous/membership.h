@@ -62,6 +62,16 @@ class Membership {
     former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count,
                false,        start.restarts_used};
     round_since_ = now;
+    handed_over_ = false;
+  }
+  /// The coordinator's own node leaves: it has no vote, nor have others that have left.
+  void take(const Handover& handover, Time now) {
+    handed_over_ = true;
+    former_.nodes = std::max(former_.nodes - handover.left, 1);
+    former_.restarts = handover.restarts;
+    former_.restarts_used = handover.restarts_used;
+    former_.nobody_listens = true;
+    pause_end_ = now + std::chrono::milliseconds(handover.pause_ms);
   }
 
   bool in_round() const { return in_round_; }
@@ -76,14 +86,17 @@ class Membership {
   /// ended_here  it was in this ddprun, and has ended the job
   bool look_again(const Endpoint& coordinator, const FormerRound& told, bool hung_up, bool ended_here,
                   Time now) {
-    if (in_round_ && restarts_->window && now - round_since_ >= *restarts_->window) former_.restarts_used = 0;
+    if (in_round_ && !handed_over_ && restarts_->window && now - round_since_ >= *restarts_->window)
+      former_.restarts_used = 0;
     const bool goes_on = rules_->min_nodes < rules_->max_nodes || rules_->spares > 0 ||
                          former_.restarts_used < restarts_->max_restarts;
     if (endpoints_.size() < 2 || !goes_on || ended_here) return false;
-    if (told.number == former_.number) former_ = told;
+    if (told.number == former_.number && !handed_over_) former_ = told;
+    const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
+    former_.pause_ms = pause > 0 ? std::optional(static_cast<int>(pause)) : std::nullopt;
     if (is_member()) lost_ = coordinator, asking_since_ = now;
-    may_have_ended_ = std::exchange(in_round_, false) && hung_up ? lost_ : std::nullopt;
-    stands_by_ = false;
+    may_have_ended_ = std::exchange(in_round_, false) && hung_up && !handed_over_ ? lost_ : std::nullopt;
+    stands_by_ = handed_over_ = false;
     asking_again_since_ = now;
     return true;
   }
@@ -96,6 +109,8 @@ class Membership {
     return launcher::may_host(place, endpoints_.size(), since_loss, asked_all, rules_->node_timeout);
   }
 
+  /// The coordinator that this node is about to lose has said so.
+  bool handed_over() const { return handed_over_; }
   const FormerRound& former() const { return former_; }  ///< the last round
   /// Where the last coordinator was lost while this node took part or stood by.
   const std::optional<Endpoint>& lost() const { return lost_; }
@@ -111,6 +126,8 @@ class Membership {
   Time round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
+  bool handed_over_ = false;  ///< the coordinator, since the last round
+  Time pause_end_;            ///< before a restart
   std::optional<Endpoint> lost_, may_have_ended_;
   Time asking_since_, asking_again_since_;
 };

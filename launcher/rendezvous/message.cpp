@@ -183,6 +183,7 @@ void visit(auto& fields, Join& join) {
   fields.integer("former_rank", join.former.group_rank, 0, kMaxCount);
   fields.integer("former_restarts", join.former.restarts, 0, INT_MAX);
   fields.integer("former_restarts_used", join.former.restarts_used, 0, kMaxCount);
+  fields.optional_integer("former_pause_ms", join.former.pause_ms, 0, INT_MAX);
   fields.flag("nobody_listens", join.former.nobody_listens);
   fields.text("id", join.id, kMaxName);
 }
@@ -245,6 +246,14 @@ void visit(auto& fields, Stop& stop) {
   fields.integer("round", stop.round, 0, INT_MAX);
   fields.text("reason", stop.reason, kMaxText);
   fields.optional_flag("dump_stacks", stop.dump_stacks);
+  bool hands_over = stop.hands_over.has_value();
+  fields.optional_flag("hands_over", hands_over);
+  if (!hands_over) return;
+  Handover& handover = stop.hands_over ? *stop.hands_over : stop.hands_over.emplace();
+  fields.integer("left", handover.left, 0, kMaxCount);
+  fields.integer("restarts", handover.restarts, 0, INT_MAX);
+  fields.integer("restarts_used", handover.restarts_used, 0, kMaxCount);
+  fields.integer("pause_ms", handover.pause_ms, 0, INT_MAX);
 }
 
 void visit(auto& fields, End& end) {

@@ -23,8 +23,9 @@ struct FormerRound {
   int nodes = 0;    ///< number of nodes in it
   int group_rank = 0;
   int restarts = 0;
-  bool nobody_listens = false;  ///< at its coordinator's endpoint: that ddprun has ended
-  int restarts_used = 0;        ///< as in Round
+  bool nobody_listens = false;       ///< at its coordinator's endpoint: that ddprun has ended
+  int restarts_used = 0;             ///< as in Round
+  std::optional<int> pause_ms = {};  ///< what is left of the pause before a restart
   bool operator==(const FormerRound&) const = default;
 };
 
@@ -118,11 +119,20 @@ struct Lead {
 /// coordinator's, as this node reaches it. The node fills in the fields about itself, which are not sent.
 using Start = Round;
 
+/// This coordinator's own node leaves, and another node takes its place: what that one cannot know.
+struct Handover {
+  int left = 0;                         ///< other nodes of the last started round that their users ended
+  int restarts = 0, restarts_used = 0;  ///< as in FormerRound
+  int pause_ms = 0;                     ///< what is left of the pause before a restart
+  bool operator==(const Handover&) const = default;
+};
+
 /// "End the workers of the round." Another round follows.
 struct Stop {
   int round = 0;
   std::string reason;
-  bool dump_stacks = false;  ///< before they end: workers somewhere hang, or take too long
+  bool dump_stacks = false;                 ///< before they end: workers somewhere hang, or take too long
+  std::optional<Handover> hands_over = {};  ///< the connection ends
   bool operator==(const Stop&) const = default;
 };
 

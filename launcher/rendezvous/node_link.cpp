@@ -267,6 +267,8 @@ asio::awaitable<void> NodeLink::listen() {
       if (waiting->summary_ms && !std::exchange(summary_ms_, waiting->summary_ms))
         asio::co_spawn(io_, summarise(), asio::detached);
     }
+    const auto* start = std::get_if<Start>(&message);
+    if (start != nullptr && !start->in_place) signs_.begin_round();
     const bool last = std::holds_alternative<End>(message);
     add(std::move(message));
     if (last) co_return;  // closes the connection; the coordinator waits for that, not for our workers

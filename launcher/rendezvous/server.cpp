@@ -83,8 +83,8 @@ void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_
   deliver();
 }
 
-bool CoordinatorServer::hand_over(const std::string& id, const std::string& reason) {
-  const bool goes_on = coordinator_.hand_over(id, reason);
+bool CoordinatorServer::hand_over(const std::string& id, int exit_code, const std::string& reason) {
+  const bool goes_on = coordinator_.hand_over(id, exit_code, reason, Coordinator::Clock::now());
   deliver();
   return goes_on;
 }

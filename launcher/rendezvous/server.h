@@ -37,13 +37,13 @@ class CoordinatorServer {
   void end(int exit_code, const std::string& reason, bool dump_stacks = false);
 
   /// As Coordinator::hand_over().
-  bool hand_over(const std::string& id, const std::string& reason);
+  bool hand_over(const std::string& id, int exit_code, const std::string& reason);
 
   bool ended() const { return coordinator_.ended().has_value(); }
   /// It has closed its port and connections because another coordinator replaces it.
   bool resigned() const { return coordinator_.resigned(); }
-  /// True once the job has ended and every node has disconnected.
-  bool all_gone() const { return coordinator_.ended() && connections_.empty(); }
+  /// True once the job has ended, or this has resigned, and every node has disconnected.
+  bool all_gone() const { return (ended() || resigned()) && connections_.empty(); }
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
   /// Called with the summaries of joined nodes.
   void on_summary(std::function<void(const std::string& node, const Summary& summary)> callback) {

@@ -149,7 +149,8 @@ bool names_this_host(std::string_view host, const std::string& own_name) {
   const std::string own = lower_case(own_name);
   boost::system::error_code no_address;
   asio::ip::make_address(name, no_address);
-  return !no_address || name == "localhost" || name == own || name == own.substr(0, own.find('.'));
+  return !no_address || name == "localhost" || name.ends_with(".localhost") || name == own ||
+         name == own.substr(0, own.find('.'));
 }
 
 void serve_metrics(asio::io_context& io, const Endpoint& endpoint, const std::string& token,

@@ -144,6 +144,25 @@ TEST_CASE("ddpctl stop ends a job, stacks leave it alone", "[ctl]") {
   CHECK_THAT(job.child.err(), ContainsSubstring("received SIGTERM"));
 }
 
+TEST_CASE("ddpctl stop ends an elastic job on all nodes, whichever node it is on", "[ctl]") {
+  const std::size_t stopped = GENERATE(0U, 1U);
+  CAPTURE(stopped);
+  NodeJob nodes;
+  std::vector<std::string> flags = nodes.flags({"--nnodes=1:2", "--last-call=600"});
+  flags[0] += ",127.0.0.1:" + free_port();
+  SeenJob first(job(flags, {"meet", "ready", "pause"}));
+  flags[2] = "--rdzv-conf=is_host=0";
+  SeenJob second(job(flags, {"meet", "ready", "pause"}));
+  for (const SeenJob* each : {&first, &second}) REQUIRE(each->child.wait_for_output("ready "));
+  SeenJob& asked = stopped == 0 ? first : second;
+  CHECK(asked.ctl({"stop", asked.name()}).status == ExitStatus::exited(0));
+  CHECK(asked.child.wait() == ExitStatus::killed(SIGTERM));
+  SeenJob& other = stopped == 0 ? second : first;
+  CHECK(other.child.wait() == ExitStatus::exited(128 + SIGTERM));
+  CHECK_THAT(other.child.err(), ContainsSubstring("ddpctl stop on node "));
+  for (const SeenJob* each : {&first, &second}) check_nothing_left(each->child);
+}
+
 TEST_CASE("ddpctl on the coordinator's node shows the ranks of all nodes, the slow one named", "[ctl]") {
   const std::string text =
       "own=0.02; [ $RANK = 3 ] && own=0.04; i=0; while :; do i=$((i+1)); "

@@ -1,11 +1,13 @@
 // Hangs and time limits on several nodes: who counts as hanging, and what every node leaves behind.
 
+#include <csignal>
 #include <filesystem>
 
 #include "tests/integration/node_job.h"
 
 using namespace ddprun;
 using namespace ddprun::test;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -69,6 +71,39 @@ TEST_CASE("where another node lacks --hang-timeout, silent workers do not hang a
   CHECK(wait_until([&] { return count_of("set --hang-timeout on every node", nodes.node(1).err()) == 1; }));
   write_file_atomic(go, "");
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+}
+
+TEST_CASE("a hang is found although nobody reads the output of a node whose workers have succeeded",
+          "[nodes][timeouts]") {
+  NodeJob nodes;
+  nodes.start_script({"--nnodes=2", "--node-rank=0", "--hang-timeout=3", "--node-timeout=2"},
+                     "exec sleep 600");
+  Command blocked =
+      script(nodes.flags({"--nnodes=2", "--node-rank=1", "--hang-timeout=3", "--node-timeout=2"}),
+             "echo enough >&2; head -c 200000 /dev/zero | tr '\\0' x >&2");
+  with_full_stderr(blocked);
+  nodes.add(blocked);
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(124));
+  nodes.node(1).send_signal(SIGTERM);
+  nodes.node(1).send_signal(SIGINT);
+  nodes.node(1).wait();
+  for (const std::size_t node : {0U, 1U}) check_nothing_left(nodes.node(node));
+}
+
+TEST_CASE("a hang is found although one node's ddprun stops again and again", "[nodes][timeouts]") {
+  NodeJob nodes;
+  for (const char* rank : {"0", "1"})
+    nodes.start({"--nnodes=2", std::string("--node-rank=") + rank, "--hang-timeout=4", "--node-timeout=4"},
+                {"ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  const auto ended = [&] { return count_of("no sign of life", nodes.node(0).err()) > 0; };
+  for (int i = 0; i < 8 && !wait_until(ended, 1400ms); ++i) {
+    nodes.node(1).send_signal(SIGSTOP);
+    wait_until(ended, 1600ms);
+    nodes.node(1).send_signal(SIGCONT);
+  }
+  CHECK(ended());
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(124)));
 }
 
 TEST_CASE("a time limit on a node that has succeeded dumps the stacks of the others", "[nodes][timeouts]") {

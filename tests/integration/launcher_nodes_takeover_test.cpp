@@ -35,6 +35,25 @@ TEST_CASE("an elastic job goes on at once without the coordinator's node that it
   }
 }
 
+TEST_CASE("an elastic job goes on when the coordinator's node and another one are ended at once", "[nodes]") {
+  NodeJob nodes;
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  for (std::size_t i = 0; i < 3; ++i)
+    nodes.add(job({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:3", "--last-call=600",
+                   "--node-timeout=20", i == 0 ? "--rdzv-conf=is_host=1" : "--rdzv-conf=is_host=0"},
+                  {"meet", "wait-for-file", done}));
+  for (std::size_t i = 0; i < 3; ++i) REQUIRE(nodes.node(i).wait_for_output("round 0"));
+  for (const std::size_t i : {0U, 2U}) nodes.node(i).send_signal(SIGTERM);
+  REQUIRE(nodes.node(1).wait_for_output(" of 1, round 0"));
+  write_file_atomic(done, "");
+  CHECK(nodes.wait() ==
+        std::vector{ExitStatus::killed(SIGTERM), ExitStatus::exited(0), ExitStatus::killed(SIGTERM)});
+  CHECK(count_of("received SIGTERM", nodes.node(1).err()) == 1);
+  CHECK(count_of("lost the coordinator", nodes.node(1).err()) == 0);
+}
+
 TEST_CASE("a signal to the coordinator's node ends a job of fixed size, whatever endpoints it has",
           "[nodes]") {
   NodeJob nodes;

@@ -13,20 +13,6 @@
 namespace ddprun::test {
 namespace {
 
-/// Gives the program a stderr that is full and that nobody reads. It holds the reading end itself, so that
-/// writing waits instead of failing.
-void with_full_stderr(Command& command) {
-  command.in_child = [] {
-    int ends[2];
-    if (::pipe(ends) != 0) ::_exit(99);
-    ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
-    while (::write(ends[1], "x", 1) == 1) {
-    }
-    ::fcntl(ends[1], F_SETFL, 0);
-    ::dup2(ends[1], STDERR_FILENO);
-  };
-}
-
 /// Only ddprun and its guard are left.
 bool workers_gone(const Child& ddprun) {
   return wait_until([&] { return ddprun.processes().size() <= 2; });

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -24,6 +25,20 @@ inline std::string free_port() {
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
   ::close(fd);
   return std::to_string(ntohs(address.sin_port));
+}
+
+/// Gives the program a stderr that is full and that nobody reads. It holds the reading end itself, so that
+/// writing waits instead of failing.
+inline void with_full_stderr(Command& command) {
+  command.in_child = [] {
+    int ends[2];
+    if (::pipe(ends) != 0) ::_exit(99);
+    ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    while (::write(ends[1], "x", 1) == 1) {
+    }
+    ::fcntl(ends[1], F_SETFL, 0);
+    ::dup2(ends[1], STDERR_FILENO);
+  };
 }
 
 /// The nodes of one job, each with its own ddprun, all on this host. The first has the coordinator.

@@ -87,7 +87,7 @@ class CoordinatorRig {
   }
 
   bool hand_over(const std::string& id) {
-    const bool goes_on = coordinator_.hand_over(id, "node a received SIGTERM");
+    const bool goes_on = coordinator_.hand_over(id, 143, "node a received SIGTERM", now_);
     collect();
     return goes_on;
   }

@@ -51,6 +51,17 @@ TEST_CASE("nothing more is expected from a node whose workers have succeeded", "
   CHECK(rig.last_beat == Beat{7500, 0});
 }
 
+TEST_CASE("a node whose workers have ended keeps no others from being judged, until its next round",
+          "[hang]") {
+  const KnownSigns::Time begin = KnownSigns::Time() + 1h;
+  SharedSigns signs;
+  CHECK_FALSE(signs.take_own({begin, begin + 1s}, 5s));
+  CHECK(signs.take_own({begin, KnownSigns::Time::max()}, 5s));
+  for (const auto age : {2s, 60s}) CHECK(signs.next_beat(begin + age) == Beat{age / 1ms, 0});
+  signs.begin_round();
+  CHECK(signs.next_beat(begin + 70s) == Beat{});
+}
+
 /// Nodes with silent workers and slow connections; the first one's worker prints until it hangs.
 class SilentNodes {
  public:

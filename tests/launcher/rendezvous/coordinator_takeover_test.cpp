@@ -327,13 +327,96 @@ TEST_CASE("a coordinator whose node's user ends it hands an elastic job over at 
   const auto ids = form_with_ids(rig, {"a", "b", "c"});
   REQUIRE(rig.round_of(ids[1]) == 0);
   CHECK(rig.hand_over("a"));
-  CHECK(rig.resigned());
   for (const auto id : ids)
     CHECK(rig.last<Stop>(id) == Stop{0, "node a received SIGTERM, and another one takes its place"});
-  for (const auto id : ids) rig.lose(id);
+  rig.obey();
+  CHECK_FALSE(rig.hand_over("a"));
+  rig.lose(ids[0]);
+  rig.pass(200ms);
+  CHECK(rig.resigned());
+  for (const auto id : {ids[1], ids[2]}) CHECK(rig.last<Stop>(id).hands_over == Handover{});
+  for (const auto id : {ids[1], ids[2]}) rig.lose(id);
   rig.pass(100s);
   CHECK_FALSE(rig.ended());
   CHECK_FALSE(rig.hand_over("a"));
+}
+
+/// What a member tells the next coordinator after such a Stop, without asking whether that one has ended.
+Join returning_after(const CoordinatorRig& rig, const std::string& name, const Start& start,
+                     const Stop& stop) {
+  MeetingRules rules;
+  rules.max_nodes = 2;
+  const RestartSettings restarts;
+  const Membership::Time begin{};
+  Membership membership(rules, restarts, {{"a", 1}, {"b", 1}}, begin);
+  membership.take(start, begin);
+  membership.take(stop.hands_over.value(), begin);
+  REQUIRE(membership.look_again({"a", 1}, {}, /*hung_up=*/true, /*ended_here=*/false, begin));
+  CHECK_FALSE(membership.may_have_ended());
+  Join join = rig.wish(name);
+  join.former = membership.former();
+  return join;
+}
+
+TEST_CASE("nodes that leave with the coordinator's are not missed by the rest", "[takeover]") {
+  CoordinatorRig rig(with_successors(job(1, 4)));
+  const auto ids = form_with_ids(rig, {"a", "b", "c", "d"});
+  const bool before = GENERATE(true, false);
+  if (before) rig.say(ids[2], Leave{SIGTERM});
+  REQUIRE(rig.hand_over("a"));
+  if (!before) rig.say(ids[2], Leave{SIGTERM});
+  rig.say(ids[3], Leave{SIGTERM});
+  rig.obey();
+  rig.pass(200ms);
+  REQUIRE(rig.resigned());
+  REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{2, 0, 0, 0});
+  CoordinatorRig next(with_successors(job(1, 4)));
+  const auto b = next.join(returning_after(next, "b", rig.last<Start>(ids[1]), rig.last<Stop>(ids[1])));
+  next.obey();
+  CHECK(next.round_of(b) == 1);
+}
+
+TEST_CASE("a coordinator does not hand over to fewer nodes than the job needs", "[takeover]") {
+  CoordinatorRig few(with_successors(job(2, 3)));
+  form_with_ids(few, {"a", "b"});
+  few.pass(30s);
+  few.obey();
+  CHECK_FALSE(few.hand_over("a"));
+  CoordinatorRig fewer(with_successors(job(2, 3)));
+  const auto ids = form_with_ids(fewer, {"a", "b", "c"});
+  REQUIRE(fewer.hand_over("a"));
+  fewer.say(ids[2], Leave{SIGTERM});
+  fewer.pass(200ms);
+  REQUIRE(fewer.ended());
+  CHECK(fewer.ended()->exit_code == 143);
+  CHECK(fewer.last<End>(ids[1]).reason == "node a received SIGTERM");
+}
+
+TEST_CASE("a handover during the pause before a restart keeps the restart and its pause", "[takeover]") {
+  auto settings = with_successors(job(1, 3, 1));
+  settings.restarts.backoff = 5s;
+  CoordinatorRig rig(settings);
+  const auto ids = form_with_ids(rig, {"a", "b", "c"});
+  rig.say(ids[1], test::failed(7));
+  rig.obey();
+  rig.pass(2s);
+  REQUIRE(rig.hand_over("a"));
+  rig.pass(200ms);
+  REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{0, 1, 1, 2800});
+  CoordinatorRig next(settings);
+  for (const std::size_t i : {1U, 2U})
+    next.join(returning_after(next, i == 1 ? "b" : "c", rig.last<Start>(ids[i]), rig.last<Stop>(ids[i])));
+  const CoordinatorRig::Id b = 1;
+  next.pass(2700ms);
+  next.obey();
+  CHECK(next.round_of(b) == -1);
+  next.pass(200ms);
+  next.obey();
+  REQUIRE(next.round_of(b) == 1);
+  CHECK(next.last<Start>(b).restart_count == 1);
+  next.say(b, test::failed(7, 1));
+  REQUIRE(next.ended());
+  CHECK(next.ended()->exit_code == 7);
 }
 
 TEST_CASE("a job that cannot go on without the coordinator's node is not handed over", "[takeover]") {

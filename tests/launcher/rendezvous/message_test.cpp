@@ -20,6 +20,7 @@ AttemptEnd exited(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
 std::vector<NodeMessage> node_messages() {
   return {Join{"job 1", "n1", 3, 2, 4, 8, "10.0.0.1", "actor", "train.py", {}, "5e7"},
           Join{"", "n1", std::nullopt, 1, 1'000'000, 1'000'000, ""},
+          Join{"", "n1", std::nullopt, 1, 2, 1, "", "", "", {4, 2, 1, 1, true, 1, 500}},
           Leading{0, 65535},
           Failed{2, exited(7), "rank 3 failed with exit code 7: out of range"},
           Failed{2, exited(255), ""},
@@ -73,6 +74,7 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .reason = "n2 was lost; node n3 takes its ranks"},
           Stop{1, "n2 was lost"},
           Stop{1, "rank 3 hangs", true},
+          Stop{1, "node a leaves", false, Handover{2, 3, 1, 500}},
           End{137, "rank 0 was killed"},
           End{124, "the job timed out", true},
           Beat{},
@@ -121,8 +123,9 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
   for_each_message([](const auto& message) {
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
-      const std::set<std::string> may_be_missing = {"type",      "node_rank",   "summary_ms",
-                                                    "silent_ms", "dump_stacks", "unknown_ms"};
+      const std::set<std::string> may_be_missing = {"type",       "node_rank",      "summary_ms",
+                                                    "silent_ms",  "dump_stacks",    "unknown_ms",
+                                                    "hands_over", "former_pause_ms"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
@@ -164,7 +167,7 @@ TEST_CASE("a number out of its range is refused", "[message]") {
       {0,
        1'000'000,
        {"node_rank", "present", "group_rank", "first_rank", "first_role_rank", "max_restarts", "former_nodes",
-        "former_rank", "restarts_used", "former_restarts_used"}},
+        "former_rank", "restarts_used", "former_restarts_used", "left"}},
       {-1, 2147483647, {"former_round"}},
       {1,
        1'000'000,
@@ -174,7 +177,8 @@ TEST_CASE("a number out of its range is refused", "[message]") {
       {1, 2147483647, {"summary_ms"}},
       {0,
        2147483647,
-       {"round", "node_timeout_ms", "restart_count", "former_restarts", "silent_ms", "unknown_ms"}}};
+       {"round", "node_timeout_ms", "restart_count", "former_restarts", "silent_ms", "unknown_ms", "restarts",
+        "pause_ms", "former_pause_ms"}}};
   const auto range_of = [&](const std::string& type, const std::string& field) -> std::pair<int, int> {
     if (field == "exit_code") return {type == "end" ? 0 : 1, 255};  // a failure is not 0
     for (const Range& range : ranges)

@@ -125,10 +125,10 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
 
 /// Its user ends the coordinator's node.
 void TakeoverSimulation::leave(Host host) {
-  if (!hosts_[host].coordinator->hand_over(id_of(host), "its user ends it")) return;
+  if (!hosts_[host].coordinator->hand_over(id_of(host), 1, "its user ends it", now_)) return;
   note(host, "hands over");
+  hosts_[host].leaves = true;
   deliver(host);
-  kill(host, /*with_power=*/false);
 }
 
 std::string TakeoverSimulation::id_of(Host host) const {
@@ -309,7 +309,9 @@ void TakeoverSimulation::deliver(Host host) {
     connections_[connection].to_node.emplace_back(std::move(message));
     carry(connection, true);
   }
-  if (hosts_[host].coordinator->resigned()) hang_up(host);
+  if (!hosts_[host].coordinator->resigned()) return;
+  hang_up(host);
+  if (std::exchange(hosts_[host].leaves, false)) kill(host, /*with_power=*/false);
 }
 
 /// Closes the coordinator's connections.
@@ -422,6 +424,7 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     });
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     const int round = stop->round;
+    if (stop->hands_over) program.membership->take(*stop->hands_over, now_);
     on(host, up_to(30), [this, host, connection, round] {
       if (hosts_[host].connection != connection) return;
       hosts_[host].running.reset();

@@ -66,6 +66,7 @@ class TakeoverSimulation {
     std::optional<Search> search;
     FormerRound told;  ///< to a coordinator, as in the NodeLink
     bool joined = false;
+    bool leaves = false;   ///< its user has ended it: it ends once it has handed over
     bool refused = false;  ///< by a coordinator that took over
     bool succeeded = false;
     std::optional<std::pair<Life, int>> running;  ///< whose round its workers are of

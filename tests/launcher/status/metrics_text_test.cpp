@@ -60,11 +60,11 @@ TEST_CASE("a worker that is stopped is still up, one that has ended is not", "[m
 TEST_CASE("the Host header names an address, localhost or this host", "[metrics]") {
   for (const char* host :
        {"", "127.0.0.1", "127.0.0.1:9400", "[::1]:9400", "[::1]", "10.1.2.3:80", "localhost",
-        "LocalHost:9400", "localhost.", "node1:9400", "NODE1.cluster.example"})
+        "LocalHost:9400", "localhost.", "my.localhost:9400", "node1:9400", "NODE1.cluster.example"})
     CHECK(names_this_host(host, "node1.cluster.example"));
   for (const char* host :
        {"evil.example", "evil.example:9400", "node1.evil.example", "localhost.evil.example",
-        "127.0.0.1.evil.example", "[", ":9400", "node2", "[evil.example]"})
+        "127.0.0.1.evil.example", "[", ":9400", "node2", "evillocalhost", "[evil.example]"})
     CHECK_FALSE(names_this_host(host, "node1.cluster.example"));
 }
 
