@@ -74,6 +74,8 @@ TEST_CASE("files are made where they are asked for, or for streams that only go 
   CHECK(output({"--tee=3"}).log_dir.empty());
   CHECK(plan(output({"--tee=3"}), 1)[0].out.file.empty());
   CHECK(output({"--redirects=3"}).log_dir == "ddprun_logs");
+  CHECK(output({"--redirects=3"}).log_dir_source == "the log folder");
+  CHECK(output({"--log-dir=x"}).log_dir_source == "--log-dir");
   CHECK(output({"--redirects=3", "--log-dir=/dev/null"}).log_dir.empty());  // torchrun's way to want none
   CHECK_THROWS_AS(output({"--tee=4"}), UsageError);
 }
