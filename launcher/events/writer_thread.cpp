@@ -1,5 +1,6 @@
 #include "launcher/events/writer_thread.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 
 #include <boost/asio/redirect_error.hpp>
@@ -37,7 +38,7 @@ struct WriterThread::Queue {
   const std::size_t full;
   UniqueFd event;  // once the thread has started
   std::mutex mutex;
-  std::condition_variable wake_up, all_written;
+  std::condition_variable wake_up;
   std::deque<Piece> pieces;
   std::size_t bytes = 0;      // of the pieces, including the one being written
   std::uint64_t written = 0;  // ever
@@ -91,7 +92,6 @@ void WriterThread::run(const std::shared_ptr<Queue>& queue) {
     queue->bytes -= written;
     queue->written += written;
     if (queue->has_news()) queue->tell_loop();
-    if (queue->bytes == 0) queue->all_written.notify_one();
   }
 }
 
@@ -151,11 +151,21 @@ asio::awaitable<bool> WriterThread::drain(std::uint64_t bytes, std::optional<Clo
 }
 
 void WriterThread::finish(std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
   std::vector<std::string> warnings;
-  {
-    std::unique_lock lock(queue_->mutex);
-    queue_->all_written.wait_for(lock, patience, [&] { return queue_->bytes == 0; });
-    warnings.swap(queue_->warnings);
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    {
+      const std::lock_guard lock(queue_->mutex);
+      queue_->awaited = passed_;
+      warnings.swap(queue_->warnings);
+      if (queue_->bytes == 0 || left.count() <= 0) break;
+    }
+    for (const std::string& text : std::exchange(warnings, {})) log_warning(text);
+    pollfd news{queue_->event.get(), POLLIN, 0};  // not a condition's wait, which needs glibc 2.30
+    ::poll(&news, 1, static_cast<int>(left.count()));
+    eventfd_t ignored;
+    ::eventfd_read(queue_->event.get(), &ignored);
   }
   for (const std::string& text : warnings) log_warning(text);
 }

@@ -50,7 +50,8 @@ TEST_CASE("an elastic job goes on when the coordinator's node and another one ar
   write_file_atomic(done, "");
   CHECK(nodes.wait() ==
         std::vector{ExitStatus::killed(SIGTERM), ExitStatus::exited(0), ExitStatus::killed(SIGTERM)});
-  CHECK(count_of("received SIGTERM", nodes.node(1).err()) == 1);
+  const int told = count_of("received SIGTERM", nodes.node(1).err());
+  CHECK((told == 1 || told == 2));  // of the other one, too, if that was first
   CHECK(count_of("lost the coordinator", nodes.node(1).err()) == 0);
 }
 
