@@ -39,25 +39,21 @@ struct Aside {
   }
 };
 
-/// False if there is no descriptor or no thread to be had.
-bool start(const std::shared_ptr<Aside>& aside, asio::posix::stream_descriptor& done) {
-  const int fd = ::fcntl(aside->done.get(), F_DUPFD_CLOEXEC, 3);
-  if (fd < 0) return false;
-  done.assign(fd);
+}  // namespace
+
+bool start_thread(std::function<void()> work) {
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
   bool started = true;
   try {
-    std::thread([aside] { aside->run(); }).detach();
+    std::thread(std::move(work)).detach();
   } catch (const std::system_error&) {
     started = false;
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return started;
 }
-
-}  // namespace
 
 asio::awaitable<AsideEnd> run_aside(std::function<void()> work,
                                     std::optional<std::chrono::steady_clock::time_point> deadline,
@@ -66,7 +62,9 @@ asio::awaitable<AsideEnd> run_aside(std::function<void()> work,
   aside->work = std::move(work);
   const auto executor = co_await asio::this_coro::executor;
   asio::posix::stream_descriptor done(executor);
-  if (!start(aside, done)) {
+  const int fd = ::fcntl(aside->done.get(), F_DUPFD_CLOEXEC, 3);
+  if (fd >= 0) done.assign(fd);
+  if (fd < 0 || !start_thread([aside] { aside->run(); })) {
     aside->work();
     co_return AsideEnd::kDone;
   }

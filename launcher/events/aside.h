@@ -7,14 +7,16 @@
 
 namespace ddprun::launcher {
 
+/// Starts a thread that no signal reaches, and that may outlive the caller. False if none can be had.
+bool start_thread(std::function<void()> work);
+
 enum class AsideEnd { kDone, kLate, kGivenUp };
 
 /// Runs work on a thread of its own: a stalled disk or a name server may hold it up, but never the event
 /// loop. Where no thread can be had, runs it at once.
 ///
 /// work      must own all that it uses: it may outlive the caller. Pass a variable: GCC 12 destroys a
-/// temporary
-///           of a co_await twice
+///           temporary of a co_await twice
 /// deadline  until when to wait for it; nullopt: until it is done
 /// give_up   looked at ten times a second; null: never
 /// returns   kLate, kGivenUp: the work goes on alone

@@ -5,18 +5,15 @@
 
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <limits>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/aside.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -62,19 +59,11 @@ WriterThread::~WriterThread() {
 void WriterThread::start() {
   if (started_) return;
   started_ = true;
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
-  try {
-    queue_->event.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!queue_->event) throw std::system_error(errno, std::generic_category());
-    news_.assign(queue_->event.get());
-    std::thread([queue = queue_] { run(queue); }).detach();
-    wait_for_news();
-    has_thread_ = true;
-  } catch (const std::system_error&) {
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  queue_->event.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  has_thread_ = queue_->event && start_thread([queue = queue_] { run(queue); });
+  if (!has_thread_) return;
+  news_.assign(queue_->event.get());
+  wait_for_news();
 }
 
 void WriterThread::run(const std::shared_ptr<Queue>& queue) {

@@ -3,14 +3,15 @@
 #include <sys/stat.h>
 
 #include <chrono>
-#include <future>
+#include <functional>
 #include <memory>
-#include <system_error>
-#include <thread>
 
 #include <ddprun/common/error_file.h>
+#include "launcher/events/aside.h"
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
+namespace asio = boost::asio;
 namespace {
 
 std::optional<ErrorSeen> error_seen(const std::filesystem::path& path) {
@@ -29,22 +30,15 @@ bool is_older(const ErrorSeen& a, const ErrorSeen& b) {
 
 }  // namespace
 
-std::vector<std::optional<ErrorSeen>> errors_seen(const std::vector<std::filesystem::path>& error_files) {
-  using Seen = std::vector<std::optional<ErrorSeen>>;
+asio::awaitable<std::vector<std::optional<ErrorSeen>>> errors_seen(
+    std::vector<std::filesystem::path> error_files) {
   constexpr std::chrono::milliseconds kPatience{500};
-  const auto look = std::make_shared<std::packaged_task<Seen()>>([error_files] {
-    Seen seen;
-    for (const auto& path : error_files) seen.push_back(error_seen(path));
-    return seen;
-  });
-  auto result = look->get_future();
-  try {
-    std::thread([look] { (*look)(); }).detach();  // a system call that never returns must not hold ddprun
-  } catch (const std::system_error&) {            // the user may have no more threads
-    (*look)();
-  }
-  if (result.wait_for(kPatience) == std::future_status::ready) return result.get();
-  return Seen(error_files.size());
+  const auto seen = std::make_shared<std::vector<std::optional<ErrorSeen>>>(error_files.size());
+  const std::function<void()> look = [seen, error_files] {
+    for (std::size_t i = 0; i < error_files.size(); ++i) (*seen)[i] = error_seen(error_files[i]);
+  };
+  if (co_await run_aside(look, LoopClock::now() + kPatience) == AsideEnd::kDone) co_return *seen;
+  co_return std::vector<std::optional<ErrorSeen>>(error_files.size());
 }
 
 std::size_t root_cause(std::size_t first, const std::vector<std::optional<ErrorSeen>>& seen) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -16,7 +17,8 @@ struct ErrorSeen {
 
 /// nullopt: the worker has written none. Waits half a second for a file system that does not answer, then
 /// sees no file at all.
-std::vector<std::optional<ErrorSeen>> errors_seen(const std::vector<std::filesystem::path>& error_files);
+boost::asio::awaitable<std::vector<std::optional<ErrorSeen>>> errors_seen(
+    std::vector<std::filesystem::path> error_files);
 
 /// The worker that failed first. The first to exit may have failed because of another one, which takes longer
 /// to exit but had written its error file before. Of several files the oldest counts; their times are

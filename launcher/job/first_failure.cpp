@@ -21,7 +21,7 @@ asio::awaitable<void> find_first_failure(WorkerGroup& group, Attempt& attempt) {
   std::vector<std::filesystem::path> files;
   for (const Worker& worker : group.workers())
     files.push_back(worker.succeeded() ? "" : attempt.specs[files.size()].error_file);
-  auto seen = errors_seen(files);
+  auto seen = co_await errors_seen(files);
   const auto deadline = JobEvents::Clock::now() + kTimeToExit;
   for (;;) {
     const std::size_t cause = root_cause(failed->index, seen);
