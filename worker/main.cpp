@@ -105,16 +105,20 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& i
   memory.folder = ddp::broadcast_from_rank_0(group, on_rank_0 ? absolute(config.train.out).string() : "");
   if (config.train.out.empty()) config.train.out = memory.folder;
   ddp::set_flight_folder((memory.folder / "flight").string());
-  if (on_rank_0 && !memory.begun) write_environment(config.train.out, group);
-  config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
-                                                const std::string& checkpoint_json) {
+  auto in_force = std::make_shared<Config>(config);
+  config.train.more_files = run_file_names();
+  config.train.on_folder = [in_force, &memory, &group](train::RunFolder& folder) {
+    if (!memory.begun) write_run_files(folder, *in_force, group);
+  };
+  config.train.on_resume = [&config, in_force, on_rank_0](train::TrainerOptions& options,
+                                                          const std::string& checkpoint_json) {
     const auto resumed =
         checkpoint_json.empty() ? ResumedConfig{config, config, ""} : resumed_config(config, checkpoint_json);
     options.optim = resumed.config.train.optim;
     options.optim_before = resumed.before.train.optim;
     options.config_json = resumed.config.train.config_json;
     if (on_rank_0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
-    if (on_rank_0) write_config(config.train.out, resumed.config);
+    *in_force = resumed.config;
   };
 }
 
@@ -215,9 +219,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     if (std::exchange(memory.used, false) && !memory.run.state) memory.task.reset();
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
-      const bool has_saved =
-          group.rank() == 0 && train::find_resume(memory.run.folder, [](const auto&, const auto&) {}).found();
-      if (ddp::any_rank_true(group, has_saved) || resume.empty()) resume = "auto";
+      if (memory.run.has_saved(group) || resume.empty()) resume = "auto";
     }
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);

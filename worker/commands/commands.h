@@ -25,4 +25,12 @@ int run_export_command(int argc, char** argv);
 /// IoError too.
 int run_report_command(int argc, char** argv);
 
+/// worker runs FOLDER...: lists the runs in a folder, or the checkpoints of a run: branch, epoch, step,
+/// score, size. Returns 0; throws IoError too.
+int run_runs_command(int argc, char** argv);
+
+/// worker prune RUN [--keep-last N] [--keep-best K] [--dry-run]: removes the other checkpoints that the run
+/// has listed. Returns 0; throws IoError too, UsageError also if the run is in use.
+int run_prune_command(int argc, char** argv);
+
 }  // namespace ddprun::worker

@@ -150,7 +150,7 @@ Command make_command(const TaskEntry& task, Config& config) {
       settings::boolean("find-batch-size", config.find_batch_size,
                         "suggest the largest batch size that fits in memory, with a figure, and exit")
           .not_in_file(),
-      settings::boolean("overwrite", config.overwrite, "use the run folder even if it holds a run")
+      settings::boolean("overwrite", config.train.overwrite, "start a new run in a folder that holds one")
           .not_in_file(),
   };
   for (auto& setting : all_settings(config)) command.settings.push_back(std::move(setting));

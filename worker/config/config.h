@@ -59,7 +59,6 @@ struct Config {
   bool summary = false;          ///< print the model's layers instead of training
   bool find_lr = false;          ///< suggest a learning rate instead of training
   bool find_batch_size = false;  ///< suggest a batch size instead of training
-  bool overwrite = false;        ///< use the run folder even if it holds a run
   std::chrono::milliseconds timeout{
       1800'000};  ///< of one collective, and of connecting the ranks; only if stated
 };

@@ -39,18 +39,6 @@ bool is_there(const fs::path& path) {
   return found;
 }
 
-bool holds_files(const fs::path& folder) {
-  std::error_code error;
-  const fs::directory_iterator first(folder, error);
-  if (error) throw IoError(folder, "cannot be listed", error.value());
-  return first != fs::directory_iterator();
-}
-
-bool holds_a_run(const fs::path& folder) {
-  return is_there(folder / "metrics.csv") || is_there(folder / "summary.json") ||
-         (is_there(folder / "checkpoints") && holds_files(folder / "checkpoints"));
-}
-
 void make_folders(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -69,16 +57,11 @@ fs::path default_run_folder(const std::string& task) {
   return folder;
 }
 
-/// Whether --resume continues the run in this folder.
-bool continues_in(const fs::path& folder, const std::string& resume) {
-  if (resume.empty() || resume == "auto") return !resume.empty();
-  std::error_code error;
-  return fs::equivalent(fs::path(resume).parent_path(), folder / "checkpoints", error);
-}
-
 /// A full disk is only a warning.
-void write_text(const fs::path& path, const std::string& text) {
+void write_text(train::RunFolder& folder, const std::string& name, const std::string& text) {
+  const auto path = folder.path() / name;
   try {
+    folder.claim(path);
     write_file_atomic(path, text);
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
@@ -119,33 +102,29 @@ fs::path make_run_folder(const Config& config) {
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   make_folders(folder);
   lock_run_folder(folder);
-  if (!config.overwrite && !continues_in(folder, config.train.checkpoint.resume) && holds_a_run(folder))
-    throw UsageError("--out: " + folder.string() +
-                     " holds a run already; expected another folder, --resume or --overwrite");
   make_folders(folder / "checkpoints");
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
-  // A resumed run's is written once it is known which settings apply.
-  if (!continues_in(folder, config.train.checkpoint.resume) || !is_there(folder / "config.toml"))
-    write_config(folder, config);
   return folder;
 }
 
 void remove_unused_run_folder(const fs::path& folder) {
   std::error_code error;
-  const fs::path first[] = {"checkpoints", "config.toml", "environment.json"};
+  const fs::path first[] = {"checkpoints", "config.toml", "environment.json", "run.json"};
   for (const auto& entry : fs::directory_iterator(folder, error))
     if (std::ranges::find(first, entry.path().filename()) == std::end(first)) return;
   if (!fs::remove(folder / first[0], error)) return;  // not empty
-  for (const auto& path : {folder / first[1], folder / first[2], folder}) fs::remove(path, error);
+  for (const auto& path : {folder / first[1], folder / first[2], folder / first[3], folder})
+    fs::remove(path, error);
 }
 
-void write_config(const fs::path& folder, const Config& config) {
-  write_text(folder / "config.toml", to_toml(config));
-}
+std::vector<std::string> run_file_names() { return {"config.toml", "environment.json"}; }
 
-void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
+void write_run_files(train::RunFolder& folder, const Config& config, const ddp::ProcessGroup& group) {
+  const auto& [run, branch] = folder.identity();
+  write_text(folder, "config.toml",
+             "# run " + run + ", branch " + std::to_string(branch) + "\n" + to_toml(config));
   const char* omp = std::getenv("OMP_NUM_THREADS");
   nlohmann::ordered_json json = {{"date", utc_text(std::time(nullptr), "%Y-%m-%d %H:%M UTC")},
                                  {"command", own_command_line()},
@@ -159,7 +138,7 @@ void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
                                  {"threads_per_rank", at::get_num_threads()},
                                  {"OMP_NUM_THREADS", omp == nullptr ? "" : omp}};
   if (const auto commit = git_commit(); !commit.empty()) json["commit"] = commit;
-  write_text(folder / "environment.json",
+  write_text(folder, "environment.json",
              json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 

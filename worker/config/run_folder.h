@@ -1,19 +1,20 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include <ddprun/group/process_group.h>
+#include <ddprun/train/state/run_folder.h>
 #include "worker/config/config.h"
 
 namespace ddprun::worker {
 
-/// Makes the run folder, its checkpoints/ and config.toml (rank 0 only). An empty path stands for
-/// runs/<task>-<UTC time>. Keeps an earlier run's files until training begins: other ranks may be reading its
-/// weights.
+/// Makes and locks the run folder, with checkpoints/ (rank 0 only). An empty path stands for
+/// runs/<task>-<UTC time>.
 ///
 /// returns  the folder
-/// throws   UsageError if it holds a run and overwrite is false, or if another process is using it;
-///          IoError if a folder cannot be made or written to
+/// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
 /// Removes the folder if it holds only what every run writes before its first step.
@@ -22,11 +23,11 @@ void remove_unused_run_folder(const std::filesystem::path& folder);
 /// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
 void lock_run_folder(const std::filesystem::path& folder);
 
-/// Writes the configuration as config.toml into the run folder. A full disk is only a warning.
-void write_config(const std::filesystem::path& folder, const Config& config);
+/// The files that write_run_files() writes.
+std::vector<std::string> run_file_names();
 
-/// Writes environment.json into the run folder: versions, host, ranks, device, threads (rank 0 only). A full
+/// Writes config.toml, and environment.json: versions, host, ranks, device, threads (rank 0 only). A full
 /// disk is only a warning.
-void write_environment(const std::filesystem::path& folder, const ddp::ProcessGroup& group);
+void write_run_files(train::RunFolder& folder, const Config& config, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::worker

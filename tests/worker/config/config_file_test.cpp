@@ -5,6 +5,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
 #include "tests/worker/config/parse_words.h"
 #include "worker/config/config.h"
 #include "worker/config/run_folder.h"
@@ -89,7 +90,12 @@ TEST_CASE("every task's effective configuration is a file that gives the same ag
 TEST_CASE("a run folder holds the configuration that repeats the run", "[config]") {
   const TempDir dir;
   const auto config = parse({"mnist", "--lr=0.25", "--out", (dir.path() / "run").string()});
-  make_run_folder(config);
+  train::RunFolder folder(make_run_folder(config));
+  folder.begin({});
+  const HeldPort port;
+  auto group = ddp::ProcessGroup::connect(test::rank_env(port, 0, 1), {});
+  write_run_files(folder, config, group);
+  group.close();
   const auto again = parse({"mnist", "--config", (dir.path() / "run/config.toml").string()});
   CHECK(to_json(again) == to_json(config));
   CHECK(again.train.out.empty());  // a repeated run has its own folder

@@ -287,7 +287,8 @@ TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
 
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
   const std::string expected =
-      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight, report or "
+      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight, prune, "
+      "report, runs or "
       "sam --predict)";
   CHECK_THROWS_WITH(parse({}), "no task given, " + expected);
   CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst': did you mean mnist? " + expected);
@@ -337,27 +338,6 @@ TEST_CASE("a run folder is made, for one run at a time", "[config]") {
   CHECK_THROWS_WITH(make_run_folder(config), ContainsSubstring("another run is using"));
 }
 
-TEST_CASE("a used run folder is refused unless it may be overwritten", "[config]") {
-  const TempDir dir;
-  auto config = parse({"mnist"});
-  const auto use = [&](const std::string& name, const std::string& file) {
-    config.train.out = dir.path() / name;
-    std::filesystem::create_directories(config.train.out / "checkpoints");
-    if (!file.empty()) std::ofstream(config.train.out / file) << "{}";
-  };
-  for (const char* file : {"metrics.csv", "summary.json", "checkpoints/last.pt"}) {
-    use(std::string("used ") + file[0], file);
-    CHECK_THROWS_WITH(make_run_folder(config),
-                      ContainsSubstring("holds a run already") && ContainsSubstring("--overwrite"));
-  }
-  use("prepared", "");  // a run that failed before it began
-  CHECK(make_run_folder(config) == config.train.out);
-  use("overwritten", "summary.json");
-  config.overwrite = true;
-  CHECK(make_run_folder(config) == config.train.out);
-  CHECK(std::filesystem::exists(config.train.out / "summary.json"));  // until the training begins
-}
-
 TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
   auto config = parse({"mnist"});
   config.train.out = "/dev/null/run";
@@ -379,9 +359,9 @@ TEST_CASE("a run folder that cannot be looked into or made is refused by name an
   SECTION("checkpoints that lead nowhere") {
     config.train.out = dir.path();
     std::filesystem::create_symlink("checkpoints", dir.path() / "checkpoints");
-    CHECK_THROWS_WITH(
-        make_run_folder(config),
-        (dir.path() / "checkpoints").string() + ": cannot be looked up: Too many levels of symbolic links");
+    CHECK_THROWS_WITH(make_run_folder(config),
+                      (dir.path() / "checkpoints").string() +
+                          ": cannot create the run folder: Too many levels of symbolic links");
   }
   SECTION("the default's folder") {
     const auto before = std::filesystem::current_path();

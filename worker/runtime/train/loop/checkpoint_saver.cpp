@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <sstream>
 #include <stdexcept>
 
 #include <ATen/core/Dict.h>
@@ -145,12 +143,13 @@ std::optional<Resumed> find_resumed(const Run& run) {
   else if (wanted == "auto") {
     auto found = find_resume(run.options.out, verify);
     for (const auto& line : found.skipped) log_warning(line);
-    resumed = {found.path, std::move(found.state)};
+    resumed = {found.path, std::move(found.state), found.skipped.empty()};
     if (found.path.empty())
-      log_info(std::string("--resume=auto: no ") + (found.skipped.empty() ? "" : "usable ") +
-               "checkpoint in " + folder.string() + "; starting from scratch");
+      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch");
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
+    resumed.is_newest =
+        !continues_in(run.options.out, wanted) || is_newest_state(run.options.out, resumed.state);
     if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
   }
   if (run.on_rank_0()) verify({}, {});
@@ -166,6 +165,37 @@ std::optional<Resumed> find_resumed(const Run& run) {
   settle_position(resumed.state, run);
   check_same_run(run, resumed);
   return resumed;
+}
+
+bool continues_in(const fs::path& run_folder, const fs::path& checkpoint) {
+  std::error_code error;
+  return fs::equivalent(checkpoint.parent_path(), run_folder / "checkpoints", error);
+}
+
+std::unique_ptr<RunFolder> begin_folder(const Run& run, const Resumed* resumed) {
+  const auto& options = run.options;
+  std::error_code error;
+  fs::create_directories(options.out / "checkpoints", error);
+  if (error) throw IoError(options.out, "cannot create the run folder", error.value());
+  auto folder = std::make_unique<RunFolder>(options.out);
+  std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
+  if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
+  names.insert(names.end(), options.more_files.begin(), options.more_files.end());
+  if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, resumed->path))) {
+    names.emplace_back("report.html");
+    if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
+    folder->resume(resumed->state.identity, resumed->is_newest, names);
+    return folder;
+  }
+  const bool goes_on =
+      options.checkpoint.resume == "auto" || (options.memory != nullptr && options.memory->begun);
+  const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
+  if (!other.empty())
+    throw UsageError("--out: " + options.out.string() + " holds a run already (" +
+                     other.lexically_relative(options.out).string() +
+                     "); expected another folder, --resume or --overwrite");
+  folder->begin(names);
+  return folder;
 }
 
 Evaluating evaluating_of(const TrainingState& state) {
@@ -270,7 +300,8 @@ TrainingState CheckpointSaver::begin_state(const TrainState& at, const Position&
           .config_json = run_.options.config_json,
           .position = position,
           .world_size = run_.group.size(),
-          .prefix = run_.options.checkpoint.prefix};
+          .prefix = run_.options.checkpoint.prefix,
+          .identity = run_.identity};
 }
 
 void CheckpointSaver::add_callbacks(TrainingState& state) const {
@@ -334,10 +365,8 @@ void CheckpointSaver::write_shards(TrainingState& state, Shards shards, Checkpoi
   std::string text;  // the new folder, and the names of all those in use
   if (!request.paths.empty()) {
     const auto& path = request.paths.front();
-    std::ostringstream name;
-    name << path.stem().string() << "-step=" << state.step << '-' << std::hex << std::random_device()()
-         << ".shards";
-    text = (path.parent_path() / name.str()).string() + "\n" + name.str();
+    const auto name = shards_name(path, state.step, run_.identity);
+    text = (path.parent_path() / name).string() + "\n" + name;
     for (const auto& used : shard_folders(path.parent_path())) text += "\n" + used.filename().string();
   }
   text = ddp::broadcast_from_rank_0(run_.group, text);
@@ -345,7 +374,7 @@ void CheckpointSaver::write_shards(TrainingState& state, Shards shards, Checkpoi
   const auto lines = split(text, '\n');
   const auto& folder = lines.front();
   // Rank 0's are removed by its writer; on a host-local disk nobody else would remove these.
-  remove_shards_but(fs::path(folder).parent_path(), {lines.begin() + 1, lines.end()});
+  remove_shards_but(fs::path(folder).parent_path(), run_.identity.run, {lines.begin() + 1, lines.end()});
   if (!shard_writer_) shard_writer_.emplace(run_.group);
   shard_writer_->write(folder, shards.tensors);
   shards.tensors.clear();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -26,6 +27,7 @@ struct EpochSums {
 struct Resumed {
   std::filesystem::path path;  ///< empty: it was in memory
   TrainingState state;
+  bool is_newest = true;  ///< of those in its run folder; on rank 0
   /// In errors.
   std::filesystem::path source() const { return path.empty() ? kInMemory : path; }
 };
@@ -33,8 +35,19 @@ struct Resumed {
 /// Finds the checkpoint to resume from, the same on every rank. Every rank calls it.
 ///
 /// returns  nullopt to start from scratch
-/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError
+/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError,
+/// also
+///          if there are checkpoints and none can be used
 std::optional<Resumed> find_resumed(const Run& run);
+
+/// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
+bool continues_in(const std::filesystem::path& run_folder, const std::filesystem::path& checkpoint);
+
+/// Makes the folder this run's, before anything is written there; on rank 0.
+///
+/// resumed  null: from scratch
+/// throws   UsageError if it holds another run, and TrainerOptions::overwrite is false
+std::unique_ptr<RunFolder> begin_folder(const Run& run, const Resumed* resumed);
 
 /// The evaluation during which the checkpoint was made, to begin with.
 Evaluating evaluating_of(const TrainingState& state);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -63,7 +64,7 @@ class Trainer {
   /// If there is a memory, leaves the newest whole step there when it throws.
   Ending run() {
     if (run_.options.memory == nullptr) return train();
-    run_.options.memory->begin();
+    run_.options.memory->begin(run_.identity);
     try {
       return train();
     } catch (...) {
@@ -469,11 +470,21 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   TrainerOptions in_force = options;
   if (options.on_resume && !options.checkpoint.resume.empty())
     options.on_resume(in_force, resumed ? resumed->state.config_json : "");
-  const Run run{task, in_force, group};
+  Run run{task, in_force, group};
   if (run.length().steps_per_epoch == 0)
     throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of " +
                      std::to_string(task.train_set->size() / group.size()) + " at most");
   warn_of_test_set(run);
+  std::unique_ptr<RunFolder> folder;
+  (void)ddp::any_rank_true(group, false);  // no rank still reads weights of a run that is set aside
+  if (run.on_rank_0()) {
+    folder = begin_folder(run, resumed ? &*resumed : nullptr);
+    if (in_force.on_folder) in_force.on_folder(*folder);
+    run.identity = folder->identity();
+  }
+  run.folder = folder.get();
+  run.identity.run = ddp::broadcast_from_rank_0(group, run.identity.run);
+  run.identity.branch = std::stoll(ddp::broadcast_from_rank_0(group, std::to_string(run.identity.branch)));
   return Trainer(run, std::move(resumed)).run();
 }
 

@@ -54,7 +54,10 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
 void draw(const Run& run, const char* name, const image::LineChart& chart) {
   if (!run.on_rank_0()) return;
   const auto folder = run.options.out / "figures";
+  RunFolder run_folder(run.options.out);
+  if (run_folder.identity().run.empty()) run_folder.begin({});
   std::filesystem::create_directories(folder);
+  run_folder.claim(folder / name);
   image::write_png(folder / name, image::draw_line_chart(chart));
   log_info("drawn in " + (folder / name).string());
 }

@@ -22,13 +22,16 @@ std::string choose_monitor(const Task& task, const std::string& wanted);
 /// As the options say; else kMax for accuracies, Dice and IoU, kMin for losses.
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
 
-/// What is trained, how, and by which ranks. Every part of the trainer shares it; the three outlive them all.
+/// What is trained, how, and by which ranks. Every part of the trainer shares it; what it refers to outlives
+/// them all.
 struct Run {
   const Task& task;
   const TrainerOptions& options;
   const ddp::ProcessGroup& group;
   std::string monitor = choose_monitor(task, options.checkpoint.monitor);
   MonitorMode mode = monitor_mode(options.checkpoint, monitor);
+  RunFolder* folder = nullptr;  ///< on rank 0, once the training begins
+  RunIdentity identity = {};    ///< the same on every rank
 
   bool on_rank_0() const { return group.rank() == 0; }
   /// In optimizer steps, as far as they are known in advance.

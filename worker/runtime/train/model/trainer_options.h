@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ddprun/common/heartbeat.h>
 #include <ddprun/common/status.h>
@@ -14,6 +15,7 @@
 namespace ddprun::train {
 
 struct RunMemory;
+class RunFolder;
 
 /// How ranks train together: torch.nn.parallel.DistributedDataParallel's options and its alternatives.
 struct ParallelOptions {
@@ -80,12 +82,20 @@ struct TrainerOptions {
   std::filesystem::path log_indices;  ///< writes every step's samples to FILE.RANK; empty: none
   std::string gpu_uuid;               ///< of this rank's GPU; empty: none
   std::string device_name;            ///< of this rank's GPU; empty: a CPU
-  std::filesystem::path out;          ///< the run folder, created if necessary; only rank 0 uses it
-  std::string config_json = "{}";     ///< the run's settings, stored in its checkpoints
+  /// The run folder, created if necessary; only rank 0 uses it. An earlier run there is refused, unless
+  /// `checkpoint.resume` continues it or `overwrite` sets it aside.
+  std::filesystem::path out;
+  bool overwrite = false;
+  std::string config_json = "{}";  ///< the run's settings, stored in its checkpoints
   OptimOptions optim;
   /// With resume: gets the checkpoint's config_json on every rank, or "" if there is no checkpoint; may
   /// change these options before the training starts. May be null.
   std::function<void(TrainerOptions&, const std::string& config_json)> on_resume;
+  /// On rank 0 once the folder is this run's, before the training starts: may write to it what it claims. May
+  /// be null.
+  std::function<void(RunFolder&)> on_folder;
+  /// Files that on_folder writes.
+  std::vector<std::string> more_files;
   /// Of the run that wrote the checkpoint; settings that differ from `optim` change on resume. nullopt: the
   /// states in the checkpoint decide.
   std::optional<OptimOptions> optim_before;

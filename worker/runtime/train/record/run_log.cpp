@@ -131,7 +131,7 @@ RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at,
   record.resumed_at = resumed_at;
   record.resumed_rows = resumed_rows;
   record.tensorboard = run_.options.tensorboard;
-  record_.emplace(run_.options.out, std::move(record));
+  record_.emplace(*run_.folder, std::move(record));
 }
 
 void RunLog::print_own(const std::string& line) {
@@ -184,6 +184,7 @@ void RunLog::row(const report::MetricRow& row) {
 void RunLog::write_page_so_far() {
   const auto begin = std::chrono::steady_clock::now();
   try {
+    run_.folder->claim(run_.options.out / "report.html");
     write_run_report(run_.options.out, run_.options.out / "report.html", run_.task.name);
   } catch (const std::exception&) {  // the final page reports why
   }
@@ -259,7 +260,9 @@ void RunLog::write_best(const RunSummary& summary) {
   const auto& from = summary.best_checkpoint.empty() ? summary.checkpoint : summary.best_checkpoint;
   const auto folder = run_.options.out / "best";
   try {
+    run_.folder->check_contents(folder);
     run_.task.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
+    run_.folder->claim_contents(folder);
     print("model:      " + folder.string());
   } catch (const std::exception& error) {
     log_warning("no model in " + folder.string() + ": " + error.what() + "; worker export creates it from " +
@@ -271,7 +274,10 @@ void RunLog::write_best(const RunSummary& summary) {
 void RunLog::write_report() {
   const auto& folder = run_.options.out;
   try {
-    write_charts(folder / "figures", charts_of(report::read_metrics_csv(record_->metrics_path())));
+    const auto charts = charts_of(report::read_metrics_csv(record_->metrics_path()));
+    for (const auto& chart : charts) run_.folder->claim(folder / "figures" / (chart.name + ".png"));
+    write_charts(folder / "figures", charts);
+    run_.folder->claim(folder / "report.html");
     write_run_report(folder, folder / "report.html");
     print("report:     " + (folder / "report.html").string());
   } catch (const std::exception& error) {

@@ -34,29 +34,6 @@ int unless_disk_full(Write write) {
   }
 }
 
-/// The folder's files with matching names; none without a folder.
-template <typename Fits>
-std::vector<fs::path> files_of(const fs::path& folder, Fits fits) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (fits(entry->path().filename().string())) files.push_back(entry->path());
-  return files;
-}
-
-void remove_file(const fs::path& file) {
-  std::error_code error;
-  if (!fs::remove(file, error) && error)
-    throw IoError(file, "cannot remove this file of an earlier run", error.value());
-}
-
-/// Named by temporary_beside(), left by a killed writer.
-bool is_temporary(std::string_view name) {
-  const auto at = name.rfind(".tmp.");
-  return name.starts_with('.') && at != std::string_view::npos && at + 5 < name.size() &&
-         name.find_first_not_of("0123456789", at + 5) == std::string_view::npos;
-}
-
 /// Starts a metrics file. Removes a new one if it fails, since it would look like a run's.
 template <typename Make>
 std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, bool is_new, Make make) {
@@ -71,22 +48,25 @@ std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, bool is
 
 }  // namespace
 
-RunRecord::RunRecord(fs::path folder) : RunRecord(std::move(folder), Options()) {}
+RunRecord::RunRecord(RunFolder& folder) : RunRecord(folder, Options()) {}
 
-RunRecord::RunRecord(fs::path folder, Options options)
-    : folder_(std::move(folder)), options_(std::move(options)), saved_(options_.resumed_at.has_value()) {
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) throw IoError(folder_, "cannot create the run folder", error.value());
+RunRecord::RunRecord(RunFolder& folder, Options options)
+    : folder_(folder),
+      options_(std::move(options)),
+      saved_(options_.resumed_at.has_value()),
+      writer_(folder) {
   remove_leftovers();
-  if (!options_.resumed_at) remove_earlier_run();
+  unless_disk_full([&] {
+    for (const auto& file : {metrics_path(), jsonl_path(), summary_path()}) folder_.claim(file);
+  });
   start_metrics();
   if (!options_.tensorboard) return;
   add_sink([this] {
     std::optional<std::int64_t> purge_from;
     if (options_.resumed_at) purge_from = *options_.resumed_at + 1;
-    auto sink = std::make_unique<report::TensorBoardSink>(folder_, purge_from);
+    auto sink = std::make_unique<report::TensorBoardSink>(folder_.path(), purge_from);
     tensorboard_ = sink.get();
+    folder_.wrote(sink->path(), {});
     return sink;
   });
 }
@@ -111,26 +91,13 @@ void RunRecord::start_metrics() {
 }
 
 void RunRecord::remove_leftovers() const {
-  for (const auto& in : {folder_, checkpoint_folder()})
-    for (const auto& file : files_of(in, is_temporary)) remove_file(file);
-  remove_unused_shards(checkpoint_folder());
-}
-
-void RunRecord::remove_earlier_run() const {
-  for (const auto& file :
-       {metrics_path(), jsonl_path(), summary_path(), checkpoint_path(), folder_ / "report.html"})
-    remove_file(file);
-  for (const auto& file :
-       files_of(folder_ / "figures", [](const auto& name) { return name.ends_with(".png"); }))
-    remove_file(file);
-  for (const auto& file :
-       files_of(folder_, [](const std::string& name) { return name.starts_with("events.out.tfevents."); }))
-    remove_file(file);
-  for (const auto& file : training_state_files(folder_)) remove_file(file);
-  remove_unused_shards(checkpoint_folder());
-  std::error_code error;
-  fs::remove_all(folder_ / "best", error);
-  if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());
+  for (const auto& in : {folder_.path(), checkpoint_folder()}) {
+    std::error_code error;
+    for (fs::directory_iterator entry(in, error), end; !error && entry != end; entry.increment(error))
+      if (folder_.owns_temporary(entry->path()) && !fs::remove(entry->path(), error) && error)
+        throw IoError(entry->path(), "cannot remove what a killed run left", error.value());
+  }
+  remove_unused_shards(checkpoint_folder(), folder_.identity().run);
 }
 
 /// Then they need not be parsed and written again, which takes longer the longer the run is.
@@ -199,7 +166,8 @@ void RunRecord::add_figure(const std::string& name, const std::string& tag, std:
                            const image::Image& picture) {
   unless_disk_full([&] {
     const auto png = image::encode_png(picture);
-    write_figure(folder_ / "figures", name, png);
+    folder_.claim(folder_.path() / "figures" / (name + ".png"));
+    write_figure(folder_.path() / "figures", name, png);
     if (tensorboard_)
       tensorboard_->add_image(tag, step, png, picture.width, picture.height, picture.channels);
   });
@@ -222,7 +190,10 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
 }
 
 bool RunRecord::save_weights(const fs::path& path, const c10::IValue& model) {
-  return unless_disk_full([&] { serialize::write_pt(path, model); }) == 0;
+  return unless_disk_full([&] {
+           folder_.claim(path);
+           serialize::write_pt(path, model);
+         }) == 0;
 }
 
 void RunRecord::flush() {

@@ -15,6 +15,7 @@
 #include <ddprun/report/tensorboard_sink.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_writer.h>
+#include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {
 
@@ -29,16 +30,17 @@ class RunRecord {
     std::vector<std::string> columns = {
         "epoch",     "step",      "lr",       "train_loss",        "train_loss_epoch",
         "train_acc", "test_loss", "test_acc", "samples_per_second"};
-    /// The step from which a run resumes: keeps rows up to it. nullopt: removes an earlier run's files.
+    /// The step from which a run resumes: keeps rows up to it. nullopt: begins with none.
     std::optional<std::int64_t> resumed_at = {};
     /// How many rows there were when its checkpoint was made: also drops later rows of the same step.
     std::optional<std::int64_t> resumed_rows = {};
     bool tensorboard = false;
   };
 
-  /// Creates the folder, starts the metrics files, and removes temporary files of killed runs. throws IoError
-  RunRecord(std::filesystem::path folder, Options options);
-  explicit RunRecord(std::filesystem::path folder);
+  /// Starts the metrics files, and removes what was left half-written. folder: this run's, which outlives it.
+  /// throws  IoError
+  RunRecord(RunFolder& folder, Options options);
+  explicit RunRecord(RunFolder& folder);
 
   /// Sends rows there too. make: starts the sink; called again with later rows while the disk is full
   void add_sink(std::function<std::unique_ptr<report::MetricSink>()> make);
@@ -73,11 +75,12 @@ class RunRecord {
   /// the whole run
   void finish(const std::string& json, bool expects_checkpoint = true);
 
-  std::filesystem::path checkpoint_folder() const { return folder_ / "checkpoints"; }
+  RunFolder& folder() { return folder_; }
+  std::filesystem::path checkpoint_folder() const { return folder_.checkpoints(); }
   std::filesystem::path checkpoint_path() const { return checkpoint_folder() / "last.pt"; }
-  std::filesystem::path metrics_path() const { return folder_ / "metrics.csv"; }
-  std::filesystem::path jsonl_path() const { return folder_ / "metrics.jsonl"; }
-  std::filesystem::path summary_path() const { return folder_ / "summary.json"; }
+  std::filesystem::path metrics_path() const { return folder_.path() / "metrics.csv"; }
+  std::filesystem::path jsonl_path() const { return folder_.path() / "metrics.jsonl"; }
+  std::filesystem::path summary_path() const { return folder_.path() / "summary.json"; }
 
  private:
   struct Sink {
@@ -85,14 +88,13 @@ class RunRecord {
     std::unique_ptr<report::MetricSink> sink = nullptr;  // null while the disk is full
     report::MetricSink& started();
   };
-  void remove_earlier_run() const;
   void remove_leftovers() const;
   void start_metrics();
   bool has_just_the_earlier_rows() const;
   std::vector<report::MetricRow> earlier_rows() const;
   void keep_columns_of(const std::vector<report::MetricRow>& rows);
 
-  std::filesystem::path folder_;
+  RunFolder& folder_;
   Options options_;
   std::int64_t rows_ = 0;
   std::vector<Sink> sinks_;

@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -125,6 +126,10 @@ TrainingState read_state(const IValue& value) {
   state.ema = optional_dict("ema");
   if (root.has("model_config")) state.model_config = root.text("model_config");
   if (root.has("shards")) state.shards = root.text("shards");
+  if (root.has("run")) {
+    const DictReader run(root.dict("run"), "the run's identity");
+    state.identity = {run.text("id"), count(run, "branch")};
+  }
   state.epoch = count(root, "epoch");
   state.step = count(root, "step");
   const DictReader position(root.dict("position"), "the run's position");
@@ -145,22 +150,48 @@ bool is_state(const c10::IValue& value) {
          (is_lightning(value) && dict.contains("optimizer_states") && dict.contains("loops"));
 }
 
-/// A training state, as far as known without reading its tensors.
-struct Candidate {
-  fs::path path;
-  std::int64_t step;
-  Position position;
-  fs::file_time_type written;
-
-  auto age() const { return std::tie(step, position.epoch, position.samples, written); }
-};
-
-std::optional<Candidate> peek(const fs::path& path) {
-  const auto value = serialize::peek_pt(path);
-  if (!is_state(value)) return std::nullopt;
-  const auto state = to_training_state(value, path);
+/// nullopt: not a training state.
+std::optional<StateFile> peek(const fs::path& path, const RunFolder& folder) {
+  StateFile file{.path = path};
+  if (const auto branch = folder.branch_of(path); branch > 0) file.identity = {folder.identity().run, branch};
   std::error_code ignored;
-  return Candidate{path, state.step, state.position, fs::last_write_time(path, ignored)};
+  file.written = fs::last_write_time(path, ignored);
+  try {
+    const auto value = serialize::peek_pt(path);
+    if (!is_state(value)) return std::nullopt;
+    const auto state = to_training_state(value, path);
+    file.identity = state.identity;
+    file.step = state.step;
+    file.position = state.position;
+    if (!state.shards.empty()) file.shards = ShardReader(path, state.shards).index().folder;
+  } catch (const IoError& error) {
+    file.problem = error.what();
+  }
+  return file;
+}
+
+/// A state without identity, or of another run, is no part of the run's branches.
+void sort_newest_first(std::vector<StateFile>& files, std::string run) {
+  const auto by_time = std::ranges::max_element(files, {}, &StateFile::written);
+  if (run.empty() && by_time != files.end()) run = by_time->identity.run;
+  for (auto& file : files)
+    if (file.identity.run != run) file.identity.branch = 0;
+  std::ranges::sort(files, std::greater(), [](const StateFile& file) {
+    return std::tuple(file.identity.branch, !file.problem.empty(), file.step, file.position.epoch,
+                      file.position.samples, file.written);
+  });
+}
+
+constexpr const char* kAdvice =
+    "; nothing here can be resumed and nothing was changed; expected a file that can be read, or --overwrite "
+    "without --resume to start from scratch";
+
+/// throws  IoError if the list names states that are gone
+void check_none_gone(const RunFolder& folder) {
+  for (const auto& file : folder.files())
+    if (file.parent_path().filename() == "checkpoints" &&
+        (file.extension() == ".pt" || file.extension() == ".ckpt"))
+      throw IoError(file, std::string("is gone, though run.json lists it") + kAdvice);
 }
 
 }  // namespace
@@ -178,6 +209,9 @@ IValue to_value(const TrainingState& state) {
        {"ema", state.ema},
        {"shards", text(state.shards)},
        {"model_config", text(state.model_config)},
+       {"run", state.identity.run.empty()
+                   ? IValue()
+                   : IValue(make_state({{"id", state.identity.run}, {"branch", state.identity.branch}}))},
        {"epoch", state.epoch},
        {"step", state.step},
        {"position", make_state({{"epoch", state.position.epoch}, {"samples", state.position.samples}})},
@@ -185,7 +219,7 @@ IValue to_value(const TrainingState& state) {
        {"generators", to_value(state.generators)},
        {"callbacks", callbacks},
        {"config", to_value(nlohmann::json::parse(state.config_json))}});
-  for (const char* key : {"lr_schedule", "scaler", "ema", "shards", "model_config"})
+  for (const char* key : {"lr_schedule", "scaler", "ema", "shards", "model_config", "run"})
     if (root.at(key).isNone()) (void)root.erase(key);
   return root;
 }
@@ -242,38 +276,48 @@ std::vector<fs::path> checkpoint_files(const fs::path& folder) {
   return files;
 }
 
-std::vector<fs::path> training_state_files(const fs::path& run_folder) {
-  auto files = checkpoint_files(run_folder / "checkpoints");
-  std::erase_if(files, [](const fs::path& path) {
-    try {
-      return !is_state(serialize::peek_pt(path));
-    } catch (const IoError&) {
-      return true;
-    }
-  });
+std::vector<StateFile> state_files(const RunFolder& folder) {
+  std::vector<StateFile> files;
+  for (const auto& path : checkpoint_files(folder.checkpoints()))
+    if (auto file = peek(path, folder)) files.push_back(*std::move(file));
+  sort_newest_first(files, folder.identity().run);
   return files;
 }
 
-ResumePoint find_resume(const fs::path& run_folder,
-                        const std::function<void(const fs::path&, const std::string&)>& verify) {
+bool is_newest_state(const fs::path& run_folder, const TrainingState& state) {
+  const auto files = state_files(RunFolder(run_folder));
+  const auto same = [&](const StateFile& file) {
+    return file.problem.empty() && file.step == state.step && file.position == state.position &&
+           file.identity.run == state.identity.run;
+  };
+  return files.empty() || (same(files.front()) && files.front().identity.branch == state.identity.branch);
+}
+
+ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, const RunIdentity& since) {
+  const RunFolder folder(run_folder);
   ResumePoint result;
-  std::vector<Candidate> candidates;
-  for (const auto& path : checkpoint_files(run_folder / "checkpoints")) try {
-      if (auto candidate = peek(path)) candidates.push_back(*std::move(candidate));
-    } catch (const IoError& error) {
-      result.skipped.emplace_back(error.what());
-    }
-  std::sort(candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return a.age() > b.age(); });
-  for (const auto& candidate : candidates) try {
-      result.state = read_checkpoint(candidate.path);
+  auto files = state_files(folder);
+  if (!since.run.empty())
+    std::erase_if(files, [&](const StateFile& file) {
+      return file.identity.run != since.run || file.identity.branch < since.branch;
+    });
+  else if (files.empty())
+    check_none_gone(folder);
+  for (const auto& file : files) try {
+      if (!file.is_beside(files.front())) break;
+      if (!file.problem.empty()) {
+        result.skipped.push_back(file.problem);
+        continue;
+      }
+      result.state = read_checkpoint(file.path);
       if (const auto& shards = result.state.shards; !shards.empty())
-        verify ? verify(candidate.path, shards) : ShardReader(candidate.path, shards).verify();
-      result.path = candidate.path;
-      break;
+        verify ? verify(file.path, shards) : ShardReader(file.path, shards).verify();
+      result.path = file.path;
+      return result;
     } catch (const IoError& error) {
       result.skipped.emplace_back(error.what());
     }
+  if (!result.skipped.empty()) throw IoError(run_folder, result.skipped.front() + kAdvice);
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ddprun/train/state/rank_state.h>
+#include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {
 
@@ -19,6 +20,8 @@ namespace ddprun::train {
 struct Position {
   std::int64_t epoch = 0;
   std::int64_t samples = 0;
+
+  bool operator==(const Position&) const = default;
 };
 
 /// A checkpoint: everything a training needs to resume as if it had never stopped. IValues are state_dicts,
@@ -42,12 +45,14 @@ struct TrainingState {
   /// Prefix of the names in a .ckpt: the LightningModule's attribute that is the model, and a dot.
   std::string prefix = {};
   std::string model_config = {};  ///< the model's shape, written by its task; empty if the task implies it
+  RunIdentity identity = {};
 };
 
 /// The state as the dict stored in a file, without the parts that are None. Tensors share memory.
 ///
 ///   {"format": 1, "model": ..., "optimizer": ..., ["lr_schedule": ..., "scaler": ..., "ema": ...,
 ///    "model_config": text, "shards": text,]
+///    ["run": {"id": text, "branch": int},]
 ///    "epoch": int, "step": int, "position": {"epoch": int, "samples": int}, "world_size": int,
 ///    "generators": [{"cpu": uint8 [n], ["cuda": uint8 [m]]}, ...], "callbacks": {name: ...}, "config":
 ///    {...}}
@@ -85,26 +90,47 @@ TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);
 /// cannot be listed
 std::vector<std::filesystem::path> checkpoint_files(const std::filesystem::path& folder);
 
-/// The training states in checkpoints/ of a run folder, including those with damaged tensors; none if the
-/// folder does not exist. throws  IoError if it cannot be listed
-std::vector<std::filesystem::path> training_state_files(const std::filesystem::path& run_folder);
+/// A training state in checkpoints/ of a run folder.
+struct StateFile {
+  std::filesystem::path path;
+  RunIdentity identity;
+  std::int64_t step = 0;
+  Position position = {};
+  std::filesystem::file_time_type written = {};
+  std::string shards = {};   ///< the folder of its shards
+  std::string problem = {};  ///< why it cannot be read; then only path and identity are known
+
+  /// Whether they are of one branch of a run.
+  bool is_beside(const StateFile& other) const { return identity.branch == other.identity.branch; }
+};
+
+/// The training states in a run folder, whatever their names: those of the newest branch first, of these
+/// those that cannot be read, then the one with the most steps. Without a list of files, a folder that is not
+/// of this run or a state without identity counts as branch 0. Does not read tensors. throws  IoError if the
+/// folder cannot be listed
+std::vector<StateFile> state_files(const RunFolder& folder);
+
+/// Whether no state in its run folder is newer.
+bool is_newest_state(const std::filesystem::path& run_folder, const TrainingState& state);
 
 struct ResumePoint {
-  std::filesystem::path path;        ///< empty if none was found
+  std::filesystem::path path;        ///< empty if there is no state
   TrainingState state;               ///< fully checked
   std::vector<std::string> skipped;  ///< one line per damaged file
 
   bool found() const { return !path.empty(); }
 };
 
-/// The newest intact state (the one with most steps) in checkpoints/ of a run folder, regardless of file
-/// names. Ignores files that are not training states; lists damaged ones in `skipped`. throws  IoError if the
-/// folder cannot be listed
+/// Checks the shards of a checkpoint (TrainingState::shards). throws  IoError for damage
+using VerifyShards = std::function<void(const std::filesystem::path& checkpoint, const std::string& shards)>;
+
+/// The newest intact state of the newest branch in a run folder, regardless of file names.
 ///
-/// verify  checks the shards of a checkpoint (TrainingState::shards), throws IoError for damage; null: all of
-///         them are on this disk
-ResumePoint find_resume(const std::filesystem::path& run_folder,
-                        const std::function<void(const std::filesystem::path& checkpoint,
-                                                 const std::string& shards)>& verify = {});
+/// verify  null: all shards are on this disk
+/// since   only states of this run, in this branch or a later one; empty: any
+/// throws  IoError if there are states and none can be used, or the run's list names some and they are gone:
+///         starting from scratch would be a loss
+ResumePoint find_resume(const std::filesystem::path& run_folder, const VerifyShards& verify = {},
+                        const RunIdentity& since = {});
 
 }  // namespace ddprun::train

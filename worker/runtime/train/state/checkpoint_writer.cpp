@@ -10,19 +10,8 @@
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
-namespace {
 
-void remove_doomed(const CheckpointWriter::Request& request) {
-  for (const auto& doomed : request.doomed) {
-    if (std::find(request.paths.begin(), request.paths.end(), doomed) != request.paths.end()) continue;
-    std::error_code error;
-    if (!std::filesystem::remove(doomed, error) && error)
-      throw IoError(doomed, "cannot delete this replaced checkpoint", error.value());
-  }
-}
-
-}  // namespace
-
+namespace fs = std::filesystem;
 CheckpointWriter::~CheckpointWriter() {
   ending_ = true;
   wait();
@@ -59,10 +48,19 @@ void CheckpointWriter::carry_out(const Request& request) {
     snapshot_.toGenericDict().insert_or_assign("shards",
                                                request.finish_shards([this] { return ending_.load(); }));
   for (const auto& path : request.paths) {
-    serialize::write_pt(path, snapshot_);                            // and verified
-    if (!std::exchange(wrote_first_, true)) remove_doomed(request);  // now: the next may need the space
+    folder_.make_way(path);
+    serialize::write_pt(path, snapshot_);  // and verified
+    auto doomed =
+        wrote_first_ ? std::vector<fs::path>() : request.doomed;  // now: the next may need the space
+    std::erase_if(doomed, [&](const auto& file) {
+      return std::ranges::find(request.paths, file) != request.paths.end();
+    });
+    wrote_first_ = true;
+    folder_.wrote(path, doomed);
   }
-  if (!request.paths.empty()) remove_unused_shards(request.paths.front().parent_path());
+  if (request.paths.empty()) return;
+  remove_unused_shards(request.paths.front().parent_path(), folder_.identity().run);
+  folder_.remove_replaced();
 }
 
 }  // namespace ddprun::train

@@ -11,12 +11,13 @@
 
 #include <ddprun/serialize/portable_value.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {
 
 /// Writes checkpoints on a background thread: the training waits only for a copy of its state in memory.
 ///
-///   CheckpointWriter writer;
+///   CheckpointWriter writer(run_folder);
 ///   writer.write(state, {{folder / "last.pt", folder / "epoch=3.pt"}, {folder / "epoch=1.pt"}});
 ///   ... the next step may change the tensors ...
 ///   writer.flush();
@@ -26,14 +27,16 @@ namespace ddprun::train {
 class CheckpointWriter {
  public:
   struct Request {
-    std::vector<std::filesystem::path> paths;        ///< written in this order; all have one extension
-    std::vector<std::filesystem::path> doomed = {};  ///< deleted once the first is on disk and verified
+    std::vector<std::filesystem::path> paths;  ///< written in this order; all have one extension
+    /// Deleted once the first is on disk and verified, if they are the run's.
+    std::vector<std::filesystem::path> doomed = {};
     /// Called in the background before the first is written: waits for the ranks' shards, and returns the new
     /// TrainingState::shards. give_up() is true once the writer ends.
     std::function<std::string(const std::function<bool()>& give_up)> finish_shards = {};
   };
 
-  CheckpointWriter() = default;
+  /// folder  the run's, which outlives it
+  explicit CheckpointWriter(RunFolder& folder) : folder_(folder) {}
   /// Waits for the current request; its errors are lost unless flush() was called.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -61,6 +64,7 @@ class CheckpointWriter {
   void carry_out(const Request& request);
   void wait() const;
 
+  RunFolder& folder_;
   c10::IValue snapshot_;  // of the state being written
   serialize::SnapshotMemory memory_;
   bool wrote_first_ = false;  // changes only while writing

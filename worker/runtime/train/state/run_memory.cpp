@@ -9,6 +9,7 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/serialize.h>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/rounds.h>
@@ -23,7 +24,11 @@ Place place_of(const std::optional<TrainingState>& state, int progress) {
 }
 
 nlohmann::json head_of(const RunMemory& memory, const Place& place) {
-  return {{"folder", memory.folder.string()}, {"begun", memory.begun}, {"place", place}};
+  return {{"folder", memory.folder.string()},
+          {"begun", memory.begun},
+          {"run", memory.identity.run},
+          {"branch", memory.identity.branch},
+          {"place", place}};
 }
 
 Place place_in(const nlohmann::json& head) { return head["place"].get<Place>(); }
@@ -89,7 +94,8 @@ TrainingState unpickled(const std::string& bytes) {
 
 }  // namespace
 
-void RunMemory::begin() {
+void RunMemory::begin(const RunIdentity& now) {
+  identity = now;
   if (!std::exchange(begun, true) && file && !file->read())
     file->write(head_of(*this, {}).dump(), c10::IValue());
 }
@@ -136,6 +142,7 @@ void RunMemory::take_over(const std::vector<nlohmann::json>& heads) {
   for (const auto& each : heads) {
     if (folder.empty()) folder = each["folder"].get<std::string>();
     begun = begun || each["begun"].get<bool>();
+    if (identity.run.empty() || each["branch"] > identity.branch) identity = {each["run"], each["branch"]};
   }
 }
 
@@ -145,11 +152,25 @@ std::vector<MemoryFile*> RunMemory::files() const {
   return all;
 }
 
+/// Its shards may be on other nodes.
+ResumePoint RunMemory::newest_saved() const {
+  return find_resume(
+      folder, [](const auto&, const auto&) {}, identity);
+}
+
+bool RunMemory::has_saved(const ddp::ProcessGroup& group) const {
+  return ddp::any_rank_true(group, group.rank() == 0 && newest_saved().found());
+}
+
 bool RunMemory::saved_later(const ddp::ProcessGroup& group, const Place& place) const {
   bool later = false;
   if (group.rank() == 0) {
-    const auto saved = find_resume(folder, [](const auto&, const auto&) {});
-    later = saved.found() && place_of(saved.state, 0) > place;
+    try {
+      const auto saved = newest_saved();
+      later = saved.found() && place_of(saved.state, 0) > place;
+    } catch (const IoError& error) {
+      log_warning(error.what());
+    }
   }
   return ddp::any_rank_true(group, later);
 }
@@ -226,7 +247,7 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   if (group.rank() != 0) return;
   // State that only rank 0 keeps.
   if (!own && folder.empty()) return;
-  auto callbacks = own ? own->callbacks : find_resume(folder).state.callbacks;
+  auto callbacks = own ? own->callbacks : newest_saved().state.callbacks;
   state->callbacks.merge(callbacks);
 }
 

@@ -22,7 +22,8 @@ namespace ddprun::train {
 /// --recover=rank).
 struct RunMemory {
   std::filesystem::path folder;        ///< the run's; empty: not yet known
-  bool begun = false;                  ///< the folder holds only this run now
+  bool begun = false;                  ///< the run has begun there
+  RunIdentity identity;                ///< once it has
   std::optional<TrainingState> state;  ///< after the newest whole step; nullopt: no step yet, or a new rank
   int progress = 0;                    ///< tells states of one step apart: the higher one is newer
   std::vector<double> totals;          ///< this rank's sums of the epoch, see Totals::sums()
@@ -39,8 +40,8 @@ struct RunMemory {
   std::unique_ptr<MemoryFile> copies;   ///< copy of a part from a rank on another node; null: none
   std::unique_ptr<PartCopies> copying;  ///< for this round
 
-  /// The training begins or continues.
-  void begin();
+  /// The training begins or continues, under this identity.
+  void begin(const RunIdentity& identity);
 
   /// Writes this state to the file. Waits for the previous write.
   void keep(const TrainingState& newest) const;
@@ -63,10 +64,13 @@ struct RunMemory {
   /// With parts, each rank gets its own; if one is nowhere, none does, and rank 0 says so. None does either
   /// if what the files hold is older than the newest checkpoint.
   void share(const ddp::ProcessGroup& group);
+  /// Whether this run has a checkpoint, of this branch. Every rank calls it.
+  bool has_saved(const ddp::ProcessGroup& group) const;
 
  private:
   std::vector<MemoryFile*> files() const;
   void take_over(const std::vector<nlohmann::json>& heads);
+  ResumePoint newest_saved() const;
   bool saved_later(const ddp::ProcessGroup& group, const Place& place) const;
   Parts find_parts(const ddp::ProcessGroup& group);
   void share_parts(const ddp::ProcessGroup& group);

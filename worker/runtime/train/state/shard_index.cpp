@@ -363,15 +363,16 @@ std::vector<fs::path> shard_folders(const fs::path& folder) {
   return folders;
 }
 
-void remove_shards_but(const fs::path& folder, const std::set<std::string>& used) {
+void remove_shards_but(const fs::path& folder, const std::string& run, const std::set<std::string>& used) {
   std::error_code error;
   for (const auto& path : shard_folders(folder))
-    if (!error && !used.contains(path.filename().string())) fs::remove_all(path, error);
+    if (!error && is_shards_of(run, path) && !used.contains(path.filename().string()))
+      fs::remove_all(path, error);
   if (error && error != std::errc::no_such_file_or_directory)
     throw IoError(folder, "cannot be rid of shards that no checkpoint uses", error.value());
 }
 
-void remove_unused_shards(const fs::path& folder) {
+void remove_unused_shards(const fs::path& folder, const std::string& run) {
   std::set<std::string> used;
   try {
     for (const auto& path : checkpoint_files(folder)) {
@@ -382,7 +383,7 @@ void remove_unused_shards(const fs::path& folder) {
   } catch (const std::exception&) {
     return;  // perhaps it will be readable again later
   }
-  remove_shards_but(folder, used);
+  remove_shards_but(folder, run, used);
 }
 
 }  // namespace ddprun::train

@@ -128,11 +128,12 @@ void gather_shards(TrainingState& state, const std::filesystem::path& source,
 /// The folders of shards in a folder of checkpoints; none if it cannot be read.
 std::vector<std::filesystem::path> shard_folders(const std::filesystem::path& folder);
 
-/// Removes shard folders that are not listed. throws  IoError
-void remove_shards_but(const std::filesystem::path& folder, const std::set<std::string>& used);
+/// Removes a run's shard folders that are not among these. throws  IoError
+void remove_shards_but(const std::filesystem::path& folder, const std::string& run,
+                       const std::set<std::string>& used);
 
-/// Removes shard folders that belong to no checkpoint in the folder. If a checkpoint cannot be read, removes
-/// nothing.
-void remove_unused_shards(const std::filesystem::path& folder);
+/// Removes a run's shard folders that belong to no checkpoint in the folder. If a checkpoint cannot be read,
+/// removes nothing.
+void remove_unused_shards(const std::filesystem::path& folder, const std::string& run);
 
 }  // namespace ddprun::train

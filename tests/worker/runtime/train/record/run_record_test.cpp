@@ -13,13 +13,14 @@
 #include "tests/support/catch.h"
 #include "tests/support/small_disk.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
+#include "tests/worker/runtime/train/test_run.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::fill_disk;
 using ddprun::test::on_a_small_disk;
-using ddprun::train::RunRecord;
+using ddprun::test::TestRun;
 
 namespace {
 
@@ -35,7 +36,7 @@ train::TrainingState one_weight_state(std::int64_t step) {
 /// What a run does whose disk is full when it starts, and is not later. In its own process.
 void start_on_a_full_disk(const fs::path& disk) {
   fill_disk(disk / "filler");
-  RunRecord record(disk);
+  TestRun record(disk);
   ensure(!fs::exists(record.metrics_path()), "nothing is left that would pass for a run");
   record.add_metrics({{"epoch", 0}});
   ensure(!fs::exists(record.metrics_path()), "nor after a row that has no place");
@@ -64,7 +65,7 @@ TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run
           "[run_record]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
-    RunRecord record(disk);
+    TestRun record(disk);
     const auto older = record.checkpoint_folder() / "older.pt";
     record.save(one_weight_state(1), {{record.checkpoint_path(), older}});
     record.flush();
@@ -86,7 +87,7 @@ TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run
 TEST_CASE("a run that could write no checkpoint fails at its end, and says why", "[run_record]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=64k", [](const fs::path& disk) {
-    RunRecord record(disk);
+    TestRun record(disk);
     fill_disk(disk / "filler");
     record.save(one_weight_state(1));
     record.flush();
@@ -101,35 +102,39 @@ TEST_CASE("a run that could write no checkpoint fails at its end, and says why",
   });
 }
 
-TEST_CASE("a new run removes what an earlier one left, and nothing else", "[run_record]") {
+TEST_CASE("a run removes what it left half-written, and nothing else", "[run_record]") {
   const TempDir dir;
-  fs::create_directory(dir.path() / "checkpoints");
-  const auto earlier = {"metrics.csv",          "metrics.jsonl",       "summary.json",
-                        "report.html",          "figures/samples.png", "events.out.tfevents.1.host.2.0",
-                        ".summary.json.tmp.12", "checkpoints/last.pt", "checkpoints/.epoch=1.ckpt.tmp.34"};
+  {
+    TestRun record(dir.path());
+    record.save(one_weight_state(1));
+    record.flush();
+  }
+  const std::vector<const char*> ours = {".summary.json.tmp.12", "checkpoints/.last.pt.tmp.34",
+                                         ".run.json.tmp.5"};
+  const std::vector<const char*> others = {"notes",
+                                           "figures/samples.png",
+                                           "report.html",
+                                           "events.out.tfevents.1.host.2.0",
+                                           ".other.csv.tmp.12",
+                                           "checkpoints/mine.pt",
+                                           "checkpoints/.hidden",
+                                           "checkpoints/.mine.pt.tmp.34",
+                                           "checkpoints/.last.pt.tmp.old"};
   fs::create_directory(dir.path() / "figures");
-  const auto others = {"notes", "figures/mine.svg", "checkpoints/mine.pt", "checkpoints/.hidden",
-                       "checkpoints/.mine.tmp.old"};
-  for (const auto& names : {earlier, others})
+  for (const auto& names : {ours, others})
     for (const char* name : names) std::ofstream(dir.path() / name) << "earlier\n";
-  train::save_checkpoint(dir.path() / "checkpoints/epoch=1.ckpt", one_weight_state(500));
-  const RunRecord record(dir.path());
-  CHECK_THAT(read_file(dir.path() / "metrics.csv"),
-             ContainsSubstring("epoch,step,lr,") && !ContainsSubstring("earlier"));
-  for (const char* name : earlier)
-    if (std::string(name) != "metrics.csv" && std::string(name) != "metrics.jsonl") {
-      CAPTURE(name);
-      CHECK_FALSE(fs::exists(dir.path() / name));
-    }
-  CHECK(read_file(dir.path() / "metrics.jsonl").empty());
-  CHECK_FALSE(fs::exists(dir.path() / "checkpoints/epoch=1.ckpt"));
-  for (const char* name : others) CHECK(fs::exists(dir.path() / name));
+  const TestRun record(dir.path(), {.resumed_at = 1});
+  for (const char* name : ours) CHECK_FALSE(fs::exists(dir.path() / name));
+  for (const char* name : others) {
+    CAPTURE(name);
+    CHECK(fs::exists(dir.path() / name));
+  }
 }
 
 TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[run_record]") {
   const TempDir dir;
   {
-    RunRecord record(dir.path());
+    TestRun record(dir.path());
     for (std::int64_t step = 1; step <= 4; ++step) {
       record.add_metrics(
           {{"step", static_cast<double>(step)}, {"train_loss", 1.0 / static_cast<double>(step)}});
@@ -140,7 +145,7 @@ TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[r
   REQUIRE(found.state.step == 2);
   std::ofstream(dir.path() / "checkpoints/.last.pt.tmp.34") << "cut";
   {
-    RunRecord record(dir.path(), {.resumed_at = 2, .tensorboard = true});
+    TestRun record(dir.path(), {.resumed_at = 2, .tensorboard = true});
     record.add_metrics({{"step", 3}, {"train_loss", 0.25}});
     CHECK_NOTHROW(record.finish("{}"));  // there is a checkpoint, if not of this run
   }
@@ -155,14 +160,14 @@ TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[r
 TEST_CASE("a resumed run drops the rows of its step that came after its checkpoint", "[run_record]") {
   const TempDir dir;
   {
-    RunRecord record(dir.path(), {.columns = {"step", "train_loss", "val_loss"}});
+    TestRun record(dir.path(), {.columns = {"step", "train_loss", "val_loss"}});
     record.add_metrics({{"step", 1}, {"train_loss", 3}});
     record.add_metrics({{"step", 2}, {"train_loss", 2}});
     CHECK(record.rows() == 2);  // the checkpoint, in the validation of step 2
     record.add_metrics({{"step", 2}, {"val_loss", 1}});
   }
-  RunRecord record(dir.path(),
-                   {.columns = {"step", "train_loss", "val_loss"}, .resumed_at = 2, .resumed_rows = 2});
+  TestRun record(dir.path(),
+                 {.columns = {"step", "train_loss", "val_loss"}, .resumed_at = 2, .resumed_rows = 2});
   CHECK(record.rows() == 2);
   record.add_metrics({{"step", 2}, {"val_loss", 1}});
   CHECK(read_file(dir.path() / "metrics.csv") == "step,train_loss,val_loss\n1,3,\n2,2,\n2,,1\n");
@@ -173,14 +178,14 @@ TEST_CASE("a resumed run goes on in its files if they have just its rows", "[run
   const std::vector<std::string> columns = {"step", "train_loss"};
   const auto csv = dir.path() / "metrics.csv", jsonl = dir.path() / "metrics.jsonl";
   {
-    RunRecord record(dir.path(), {.columns = columns});
+    TestRun record(dir.path(), {.columns = columns});
     for (const double step : {1, 2}) record.add_metrics({{"step", step}, {"train_loss", 3}});
   }
   // Links to the files that a rewrite would replace.
   fs::create_hard_link(csv, dir.path() / "same.csv");
   fs::create_hard_link(jsonl, dir.path() / "same.jsonl");
   const auto resume = [&](const std::vector<std::string>& of, std::int64_t rows) {
-    RunRecord record(dir.path(), {.columns = of, .resumed_at = rows, .resumed_rows = rows});
+    TestRun record(dir.path(), {.columns = of, .resumed_at = rows, .resumed_rows = rows});
     CHECK(record.rows() == rows);
     record.add_metrics({{"step", static_cast<double>(rows + 1)}});
     return fs::hard_link_count(csv) == 2 && fs::hard_link_count(jsonl) == 2;
@@ -194,7 +199,7 @@ TEST_CASE("a resumed run goes on in its files if they have just its rows", "[run
   }
   SECTION("not if as many rows are of later steps") {
     CHECK_FALSE([&] {
-      RunRecord record(dir.path(), {.columns = columns, .resumed_at = 2, .resumed_rows = 3});
+      TestRun record(dir.path(), {.columns = columns, .resumed_at = 2, .resumed_rows = 3});
       return fs::hard_link_count(csv) == 2;
     }());
     CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n");
@@ -212,9 +217,8 @@ TEST_CASE("a resumed run goes on in its files if they have just its rows", "[run
 
 TEST_CASE("a resumed run keeps figures that it has no more", "[run_record]") {
   const TempDir dir;
-  RunRecord(dir.path(), {.columns = {"step", "rss_mb_rank1"}})
-      .add_metrics({{"step", 1}, {"rss_mb_rank1", 7}});
-  RunRecord record(dir.path(), {.columns = {"step", "rss_mb"}, .resumed_at = 1});
+  TestRun(dir.path(), {.columns = {"step", "rss_mb_rank1"}}).add_metrics({{"step", 1}, {"rss_mb_rank1", 7}});
+  TestRun record(dir.path(), {.columns = {"step", "rss_mb"}, .resumed_at = 1});
   record.add_metrics({{"step", 2}, {"rss_mb", 8}});
   CHECK(read_file(dir.path() / "metrics.csv") == "step,rss_mb,rss_mb_rank1\n1,,7\n2,8,\n");
 }
@@ -222,7 +226,7 @@ TEST_CASE("a resumed run keeps figures that it has no more", "[run_record]") {
 TEST_CASE("metrics that cannot be read are begun anew by a resumed run", "[run_record]") {
   const TempDir dir;
   std::ofstream(dir.path() / "metrics.csv") << "step\nmany\n";
-  RunRecord record(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 7});
+  TestRun record(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 7});
   record.add_metrics({{"step", 8}, {"loss", 1}});
   CHECK(read_file(dir.path() / "metrics.csv") == "step,loss\n8,1\n");
 }
@@ -243,7 +247,7 @@ class CountingSink : public report::MetricSink {
 TEST_CASE("rows go to every sink of a run", "[run_record]") {
   const TempDir dir;
   int rows = 0;
-  RunRecord record(dir.path());
+  TestRun record(dir.path());
   record.add_sink([&] { return std::make_unique<CountingSink>(rows); });
   record.add_metrics({{"step", 1}});
   record.add_metrics({{"step", 2}});
@@ -253,24 +257,7 @@ TEST_CASE("rows go to every sink of a run", "[run_record]") {
 TEST_CASE("a checkpoint that fails for another reason than a full disk ends the run at its next call",
           "[run_record]") {
   const TempDir dir;
-  RunRecord record(dir.path());
+  TestRun record(dir.path());
   record.save(one_weight_state(1), {{dir.path() / "none" / "a.pt"}});
   CHECK_THROWS_WITH(record.flush(), ContainsSubstring("a.pt: cannot create: No such file"));
-}
-
-TEST_CASE("a run whose files cannot be started fails at once", "[run_record]") {
-  const TempDir dir;
-  fs::create_directories(dir.path() / "metrics.csv" / "full");
-  CHECK_THROWS_WITH(
-      RunRecord(dir.path()),
-      ContainsSubstring("metrics.csv: cannot remove this file of an earlier run: Directory not empty"));
-  std::ofstream(dir.path() / "file");
-  CHECK_THROWS_WITH(RunRecord(dir.path() / "file" / "run"),
-                    ContainsSubstring("file/run: cannot create the run folder: Not a directory"));
-}
-
-TEST_CASE("a run's folder is made if need be", "[run_record]") {
-  const TempDir dir;
-  const RunRecord record(dir.path() / "runs" / "mine");
-  CHECK(fs::exists(dir.path() / "runs" / "mine" / "metrics.csv"));
 }

@@ -19,6 +19,7 @@
 #include <ddprun/train/record/run_record.h>
 #include "tests/support/catch.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
+#include "tests/worker/runtime/train/test_run.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
@@ -55,7 +56,8 @@ bool is_consistent(const TrainingState& state) {
 TEST_CASE("the next step may change the tensors while the state is written", "[checkpoint_writer]") {
   const TempDir dir;
   const auto path = dir.path() / "a.pt";
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   const auto state = consistent_state(1);
   writer.write(state, {{path}});
   for (const auto& item : state.model.toGenericDict()) item.value().toTensor().fill_(-1);
@@ -67,7 +69,8 @@ TEST_CASE("the next step may change the tensors while the state is written", "[c
 TEST_CASE("one state can go to several files, and a request waits for the one before",
           "[checkpoint_writer]") {
   const TempDir dir;
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   for (std::int64_t step = 1; step <= 5; ++step)
     writer.write(consistent_state(step),
                  {{dir.path() / "last.pt", dir.path() / (std::to_string(step) + ".pt")}});
@@ -83,7 +86,8 @@ TEST_CASE("one state can go to several files, and a request waits for the one be
 TEST_CASE("what is to make way is deleted once the new file is there", "[checkpoint_writer]") {
   const TempDir dir;
   const auto old = dir.path() / "old.pt", next = dir.path() / "next.pt";
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   writer.write(consistent_state(1), {{old}});
   writer.write(consistent_state(2), {{next}, {old, next, dir.path() / "never.pt"}});
   writer.flush();
@@ -94,7 +98,8 @@ TEST_CASE("what is to make way is deleted once the new file is there", "[checkpo
 TEST_CASE("a write that fails deletes nothing, and is told once, at the next call", "[checkpoint_writer]") {
   const TempDir dir;
   const auto old = dir.path() / "old.pt";
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   writer.write(consistent_state(1), {{old}});
   writer.write(consistent_state(2), {{dir.path() / "none" / "next.pt"}, {old}});
   CHECK_THROWS_WITH(writer.write(consistent_state(3), {{old}}),
@@ -110,7 +115,8 @@ TEST_CASE("what is to make way for the first file goes before the others are wri
           "[checkpoint_writer]") {
   const TempDir dir;
   const auto old = dir.path() / "old.pt", next = dir.path() / "next.pt";
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   writer.write(consistent_state(1), {{old}});
   writer.write(consistent_state(2), {{next, dir.path() / "none" / "last.pt"}, {old}});
   CHECK_THROWS_WITH(writer.flush(), ContainsSubstring("last.pt: cannot create: No such file"));
@@ -124,17 +130,19 @@ TEST_CASE("what is to make way for the first file goes before the others are wri
 
 TEST_CASE("a state that no file can hold is refused before anything is written", "[checkpoint_writer]") {
   const TempDir dir;
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   auto state = consistent_state(1);
   state.callbacks.emplace("device", c10::Device("cpu"));
   CHECK_THROWS_AS(writer.write(state, {{dir.path() / "a.pt"}}), std::invalid_argument);
   CHECK_NOTHROW(writer.flush());
-  CHECK(fs::is_empty(dir.path()));
+  CHECK(fs::is_empty(dir.path() / "checkpoints"));
 }
 
 TEST_CASE("what is being written is finished when the writer goes", "[checkpoint_writer]") {
   const TempDir dir;
-  { CheckpointWriter().write(consistent_state(7), {{dir.path() / "a.pt"}}); }
+  BegunFolder run(dir.path());
+  { CheckpointWriter(run.folder).write(consistent_state(7), {{dir.path() / "a.pt"}}); }
   CHECK(is_consistent(read_checkpoint(dir.path() / "a.pt")));
 }
 
@@ -178,15 +186,17 @@ namespace {
 /// Saves as fast as it can until it is killed: every step to last.pt and to its own file, keeping three.
 /// Writes the last step that is surely on disk to the pipe.
 void save_for_ever(const fs::path& run, std::int64_t step, int pipe) {
-  RunRecord record(run, {.resumed_at = step});
+  TestRun record(run, {.resumed_at = step});
   const auto file = [&](std::int64_t of) {
     return record.checkpoint_folder() / (std::to_string(of) + ".pt");
   };
   for (;;) {
     ++step;
     // More than one: whoever was killed before it could delete its own leaves that to the next.
-    record.save(consistent_state(step), {{record.checkpoint_path(), file(step)},
-                                         {file(step - 3), file(step - 4), file(step - 5), file(step - 6)}});
+    auto state = consistent_state(step);
+    state.identity = record.folder().identity();
+    record.save(state, {{record.checkpoint_path(), file(step)},
+                        {file(step - 3), file(step - 4), file(step - 5), file(step - 6)}});
     record.add_metrics({{"step", static_cast<double>(step)}});
     const std::int64_t done = step - 1;  // save() waited for it
     if (::write(pipe, &done, sizeof done) != sizeof done) return;
@@ -249,8 +259,8 @@ TEST_CASE("a run that is killed at any moment while saving leaves its newest sta
     step = found.state.step;
   }
   CHECK(step >= 200);
-  const RunRecord record(dir.path(), {.resumed_at = step});
-  CHECK(training_state_files(dir.path()).size() <= 6);
+  const TestRun record(dir.path(), {.resumed_at = step});
+  CHECK(state_files(RunFolder(dir.path())).size() <= 6);
   for (const auto& entry : fs::directory_iterator(dir.path() / "checkpoints"))
     CHECK_FALSE(entry.path().filename().string().starts_with("."));
 }
@@ -269,7 +279,8 @@ TEST_CASE("the stall of a background write against a synchronous one", "[.][stal
     work();
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   };
-  CheckpointWriter writer;
+  BegunFolder run(dir.path());
+  CheckpointWriter writer(run.folder);
   for (int i = 0; i < 5; ++i) {
     const double synchronous = ms([&] { save_checkpoint(path, state); });
     const double stalled = ms([&] { writer.write(state, {{path}}); });

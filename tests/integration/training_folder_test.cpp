@@ -1,0 +1,211 @@
+// A run's folder: who may resume in it, and what is never deleted.
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/integration/training_job.h"
+
+namespace ddprun::test {
+namespace {
+
+using Files = std::map<std::string, std::string>;
+
+Files files_in(const fs::path& folder) {
+  Files files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file())
+      files[entry.path().lexically_relative(folder).string()] = read_file(entry.path());
+  return files;
+}
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+/// A training of a second. ranks: 0 for the worker alone
+Command linear(const fs::path& out, const std::vector<std::string>& flags, int ranks = 0) {
+  auto command = training("linear", ranks, out, {"--limit-train=64", "--batch-size=8", "--save-top-k=-1"});
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  return command;
+}
+
+struct Ended {
+  ExitStatus status;
+  std::string out, err;
+};
+
+Ended end_of(const Command& command) {
+  Child child(command);
+  const auto status = child.wait(kTraining);
+  return {status, child.out(), child.err()};
+}
+
+void require_success(const Command& command) {
+  const auto ended = end_of(command);
+  CAPTURE(ended.out, ended.err);
+  REQUIRE(ended.status == ExitStatus::exited(0));
+}
+
+void damage(const fs::path& file) {
+  auto bytes = read_file(file);
+  bytes[bytes.size() / 2] ^= 1;
+  std::ofstream(file, std::ios::binary) << bytes;
+}
+
+}  // namespace
+
+TEST_CASE("--resume auto refuses a run that it cannot read, and changes nothing", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const bool sharded = GENERATE(false, true);
+  const std::vector<std::string> flags = sharded ? std::vector<std::string>{"--fsdp"} : std::vector<std::string>{};
+  const int ranks = sharded ? 2 : 0;
+  require_success(linear(out, {flags.begin(), flags.end()}, ranks));
+  const auto last = out / "checkpoints/last.pt";
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    if (entry.is_regular_file() && entry.path() != last) fs::remove(entry.path());
+  std::string reason;
+  if (sharded) {
+    for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+      if (entry.is_directory()) fs::remove(entry.path() / "rank-1");
+    reason = "rank-1: cannot open: No such file";
+  } else if (GENERATE(true, false)) {
+    damage(last);
+    reason = "last.pt: damaged";
+  } else {
+    fs::remove_all(out / "checkpoints");
+    reason = ".pt: is gone, though run.json lists it";
+  }
+  CAPTURE(reason);
+  const auto before = files_in(out);
+  auto again = flags;
+  again.insert(again.end(), {"--resume=auto", "--epochs=9"});
+  const auto ended = end_of(linear(out, again, ranks));
+  CHECK(ended.status == ExitStatus::exited(1));
+  CHECK_THAT(ended.err, ContainsSubstring(reason) && ContainsSubstring("nothing was changed"));
+  CHECK(files_in(out) == before);
+}
+
+TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path();
+  const Files mine = {{"best/notes.txt", "mine"},     {"figures/loss.png", "mine"},
+                      {"figures/holiday.png", "mine"}, {"report.html", "mine"},
+                      {"events.out.tfevents.1.other", "mine"}};
+  for (const auto& [name, text] : mine) write(out / name, text);
+  const auto ended = end_of(linear(out, {}));
+  CAPTURE(ended.err);
+  CHECK(ended.status == ExitStatus::exited(0));
+  CHECK_THAT(ended.err, ContainsSubstring("no report: ") && ContainsSubstring("was not written by this run"));
+  const auto after = files_in(out);
+  for (const auto& [name, text] : mine) {
+    CAPTURE(name);
+    CHECK(after.at(name) == text);
+  }
+  SECTION("a configuration of another program is not replaced") {
+    const auto other = dir.path() / "other";
+    write(other / "config.toml", "mine");
+    const auto refused = end_of(linear(other, {}));
+    CHECK(refused.status == ExitStatus::exited(2));
+    CHECK_THAT(refused.err, ContainsSubstring("holds a run already (config.toml)"));
+    CHECK(read_file(other / "config.toml") == "mine");
+  }
+}
+
+TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkpoint", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=2"}));
+  const auto before = files_in(out);
+  const auto refused = end_of(linear(out, {}));
+  CHECK(refused.status == ExitStatus::exited(2));
+  CHECK(files_in(out) == before);
+  // It ends before its first checkpoint.
+  const auto failed = end_of(linear(out, {"--overwrite", "--epochs=1", "--log-indices=/nowhere/x"}));
+  CHECK(failed.status != ExitStatus::exited(0));
+  fs::path replaced;
+  for (const auto& entry : fs::directory_iterator(out))
+    if (entry.path().filename().string().starts_with("replaced-")) replaced = entry.path();
+  REQUIRE(!replaced.empty());
+  CHECK(files_in(replaced) == before);
+  require_success(linear(out, {"--overwrite", "--epochs=1"}));
+  CHECK_FALSE(fs::exists(replaced));
+}
+
+TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=4"}));
+  const auto last = read_file(out / "checkpoints/last.pt");
+  require_success(linear(out, {"--epochs=2", "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string(), "--lr=0.5"}));
+  CHECK(read_file(out / "checkpoints/last-branch=1.pt") == last);
+  CHECK(values_of(out, "step").back() == "16");
+  const auto ended = end_of(linear(out, {"--epochs=3", "--resume=auto"}));
+  CHECK_THAT(ended.out, ContainsSubstring("at step 16"));
+  CHECK_THAT(read_file(out / "metrics-branch=1.csv"), ContainsSubstring("\n3,32,"));
+}
+
+TEST_CASE("a lost rank does not lead back to the branch that a resume has left", "[training][run_folder]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const auto flags = [](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"--data=fashion-mnist", "--limit-train=512", "--limit-test=64", "--batch-size=16",
+                                    "--val-split=0.1", "--save-top-k=-1", "--fsdp", "--memory-checkpoint-every=2",
+                                    "--log-interval=1", "--no-report", "--no-progress"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto events = dir.path() / "events";
+  const auto command = [&](const std::vector<std::string>& more) {
+    auto job = mnist(2, out, flags(more));
+    job.argv.insert(job.argv.begin() + 1,
+                    {"--recover=rank", "--max-restarts=3", "--events-json=" + events.string()});
+    return job;
+  };
+  require_success(command({"--epochs=3"}));
+  fs::path first;
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    if (entry.path().filename().string().starts_with("epoch=0") && entry.path().extension() == ".pt") first = entry.path();
+  REQUIRE(!first.empty());
+  Child child(command({"--epochs=2", "--resume=" + first.string()}));
+  REQUIRE(child.wait_for_output("Loss", 4));
+  for (const int rank : GENERATE(std::vector{1}, std::vector{0, 1})) kill_rank(events, rank);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(count_of("resumed from ", child.out()) == count_of("resumed from " + first.string(), child.out()));
+  CHECK(values_of(out, "epoch").back() == "1");
+}
+
+TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "runs/a";
+  require_success(linear(out, {"--epochs=4", "--val-split=0.25"}));
+  write(out / "checkpoints/mine.pt", "mine");
+  const auto of_worker = [](const std::vector<std::string>& words) {
+    Command command;
+    command.argv = words;
+    command.argv.insert(command.argv.begin(), worker_program());
+    return command;
+  };
+  const auto runs = end_of(of_worker({"runs", (dir.path() / "runs").string()}));
+  CHECK_THAT(runs.out, ContainsSubstring("FOLDER") && ContainsSubstring(out.string()) && ContainsSubstring("val_loss"));
+  const auto states = end_of(of_worker({"runs", out.string()}));
+  CHECK_THAT(states.out, ContainsSubstring("last.pt") && ContainsSubstring("epoch=0-step=8.pt"));
+  const auto before = files_in(out);
+  CHECK(end_of(of_worker({"prune", out.string(), "--dry-run"})).status == ExitStatus::exited(0));
+  CHECK(files_in(out) == before);
+  const auto pruned = end_of(of_worker({"prune", out.string(), "--keep-last=2"}));
+  CAPTURE(pruned.out, pruned.err);
+  CHECK(pruned.status == ExitStatus::exited(0));
+  std::vector<std::string> kept;
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints")) kept.push_back(entry.path().filename());
+  std::ranges::sort(kept);
+  CHECK(kept == std::vector<std::string>{"epoch=2-step=24.pt", "epoch=3-step=32.pt", "last.pt", "mine.pt"});
+  require_success(linear(out, {"--epochs=5", "--val-split=0.25", "--resume=auto"}));
+}
+
+}  // namespace ddprun::test

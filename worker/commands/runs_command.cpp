@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/text.h>
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/run_folder.h>
+#include <ddprun/train/state/shard_index.h>
+#include "worker/commands/commands.h"
+#include "worker/config/run_folder.h"
+
+namespace ddprun::worker {
+namespace {
+
+namespace fs = std::filesystem;
+using train::RunFolder;
+using train::StateFile;
+
+/// The best checkpoints' scores by file name, and the metric; as the newest state that can be read knows them.
+struct Best {
+  std::string monitor;
+  std::vector<std::pair<std::string, double>> scores;  // best first
+};
+
+Best best_of(const std::vector<StateFile>& states) {
+  Best best;
+  const auto newest = std::ranges::find_if(states, [](const auto& file) { return file.problem.empty(); });
+  if (newest == states.end()) return best;
+  const auto state = train::to_training_state(
+      serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
+  for (const auto& [name, value] : state.callbacks) {
+    if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
+    const train::DictReader policy(value, name);
+    if (policy.has("monitor")) best.monitor = policy.text("monitor");
+    const auto models = policy.dict("best_k_models");
+    const train::DictReader scores(models, "best_k_models");
+    for (const auto& item : models)
+      best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
+                               scores.number(item.key().toStringRef()));
+    const auto first = fs::path(policy.text("best_model_path")).filename().string();
+    const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
+    if (top == best.scores.end()) continue;
+    const double score = top->second;
+    std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
+  }
+  return best;
+}
+
+std::uintmax_t size_of(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    const auto bytes = fs::file_size(path, error);
+    return error ? 0 : bytes;
+  }
+  std::uintmax_t bytes = 0;
+  for (fs::recursive_directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+    if (entry->is_regular_file(error)) bytes += entry->file_size(error);
+  return bytes;
+}
+
+std::string size_text(std::uintmax_t bytes) {
+  constexpr double kKiB = 1024;
+  const auto size = static_cast<double>(bytes);
+  if (size < kKiB * kKiB) return formatted("%.1f KiB", size / kKiB);
+  if (size < kKiB * kKiB * kKiB) return formatted("%.1f MiB", size / kKiB / kKiB);
+  return formatted("%.1f GiB", size / kKiB / kKiB / kKiB);
+}
+
+/// Left-aligned columns.
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths(rows[0].size());
+  for (const auto& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) line += one_line(row[i]) + std::string(widths[i] + 2 - row[i].size(), ' ');
+    std::cout << line.substr(0, line.find_last_not_of(' ') + 1) << "\n";
+  }
+}
+
+bool is_run(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "run.json", error) || fs::exists(folder / "metrics.csv", error);
+}
+
+std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
+
+/// The runs in a folder, one line each.
+void list_runs(const fs::path& folder) {
+  std::set<fs::path> runs;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (is_run(entry->path())) runs.insert(entry->path());
+  if (error) throw IoError(folder, "cannot be listed", error.value());
+  if (runs.empty()) throw IoError(folder, "holds no run");
+  std::vector<std::vector<std::string>> rows = {{"FOLDER", "RUN", "BRANCH", "EPOCH", "STEP", "BEST", "SIZE"}};
+  for (const auto& path : runs) {
+    const RunFolder run(path);
+    const auto states = state_files(run);
+    const auto best = best_of(states);
+    const auto& [id, branch] = run.identity();
+    const bool any = !states.empty() && states.front().problem.empty();
+    rows.push_back({path.string(), or_dash(id), id.empty() ? "-" : std::to_string(branch),
+                    any ? std::to_string(states.front().position.epoch) : "-",
+                    any ? std::to_string(states.front().step) : "-",
+                    best.scores.empty() ? "-" : best.monitor + formatted(" %.4g", best.scores[0].second),
+                    size_text(size_of(path))});
+  }
+  print_table(rows);
+}
+
+/// The states in one run's folder.
+void list_states(const fs::path& path) {
+  const RunFolder run(path);
+  const auto states = state_files(run);
+  const auto best = best_of(states);
+  const auto& [id, branch] = run.identity();
+  std::cout << "run " << or_dash(id) << ", branch " << branch << ", " << size_text(size_of(path)) << " in "
+            << one_line(path.string()) << "\n";
+  std::vector<std::vector<std::string>> rows = {
+      {"CHECKPOINT", "BRANCH", "EPOCH", "STEP", best.scores.empty() ? "SCORE" : best.monitor, "SIZE"}};
+  for (const auto& state : states) {
+    const auto score = std::ranges::find(best.scores, state.path.filename().string(), [](const auto& each) { return each.first; });
+    const auto shards = state.shards.empty() ? 0 : size_of(run.checkpoints() / state.shards);
+    const bool known = state.problem.empty();
+    rows.push_back({state.path.filename().string(), state.identity.branch == 0 ? "-" : std::to_string(state.identity.branch),
+                    known ? std::to_string(state.position.epoch) : "-", known ? std::to_string(state.step) : "-",
+                    score == best.scores.end() ? "-" : formatted("%.4g", score->second),
+                    known ? size_text(size_of(state.path) + shards) : "damaged"});
+  }
+  print_table(rows);
+}
+
+/// What a pruned run keeps.
+struct Rule {
+  std::int64_t best = 0, last = 1;
+};
+
+/// The states to remove: listed ones, without the newest ones and the best.
+std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run, const std::vector<StateFile>& states) {
+  std::set<fs::path> kept;
+  std::int64_t last = 0;
+  std::optional<std::pair<std::int64_t, std::int64_t>> before;
+  for (const auto& state : states) {
+    if (!state.problem.empty()) continue;
+    // The best is often the last, too: equal states count once.
+    const std::pair now(state.identity.branch, state.step);
+    if (now != before && ++last > rule.last) break;
+    before = now;
+    kept.insert(state.path.filename());
+  }
+  if (rule.best > 0) {
+    const auto best = best_of(states);
+    for (std::size_t i = 0; i < best.scores.size() && i < static_cast<std::size_t>(rule.best); ++i)
+      kept.insert(best.scores[i].first);
+  }
+  std::vector<fs::path> doomed;
+  for (const auto& state : states)
+    if (state.problem.empty() && run.branch_of(state.path) > 0 && !kept.contains(state.path.filename()))
+      doomed.push_back(state.path);
+  return doomed;
+}
+
+}  // namespace
+
+int run_runs_command(int argc, char** argv) {
+  std::vector<std::string> folders;
+  settings::Command command;
+  command.name = "worker runs";
+  command.description = "lists the runs in a folder, or the checkpoints of one run.";
+  command.positionals = {{"folders", "FOLDER..."}};
+  command.settings = {settings::help_flag(), settings::list("folders", folders, "a run, or a folder of runs").not_a_flag()};
+  if (!apply_words({argv + 1, argv + argc}, command)) return 0;
+  for (const fs::path folder : folders) is_run(folder) ? list_states(folder) : list_runs(folder);
+  return 0;
+}
+
+int run_prune_command(int argc, char** argv) {
+  fs::path folder;
+  Rule rule;
+  bool dry_run = false;
+  settings::Command command;
+  command.name = "worker prune";
+  command.description =
+      "removes a run's checkpoints but the newest and the best. Removes only what the run has listed in run.json.";
+  command.positionals = {{"folder", "RUN"}};
+  command.settings = {settings::help_flag(),
+                      settings::path("folder", folder, "its folder").not_a_flag(),
+                      settings::integer("keep-last", rule.last, 1, settings::kMaxInt, "how many of the newest to keep"),
+                      settings::integer("keep-best", rule.best, 0, settings::kMaxInt, "how many of the best to keep"),
+                      settings::boolean("dry-run", dry_run, "only say what would be removed")};
+  if (!apply_words({argv + 1, argv + argc}, command)) return 0;
+  RunFolder run(folder);
+  if (run.identity().run.empty())
+    throw IoError(folder, "has no run.json; an older version's run is not pruned, as nothing says which files are its own");
+  lock_run_folder(folder);
+  const auto doomed = doomed_by(rule, run, state_files(run));
+  const auto before = size_of(folder);
+  for (const auto& path : doomed)
+    std::cout << (dry_run ? "would remove " : "removed ") << one_line(path.string()) << "\n";
+  if (dry_run) return 0;
+  run.remove(doomed);
+  train::remove_unused_shards(run.checkpoints(), run.identity().run);
+  std::cout << size_text(before - size_of(folder)) << " freed\n";
+  return 0;
+}
+
+}  // namespace ddprun::worker

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace ddprun::train {
+
+/// Which training wrote a state.
+struct RunIdentity {
+  std::string run;  ///< 8 random hexadecimal digits; empty: from a version whose runs had none
+  /// Counts from 1. A resume from any state but the newest begins the next one: what came after that state
+  /// belongs to the earlier branch.
+  std::int64_t branch = 0;
+
+  bool operator==(const RunIdentity&) const = default;
+};
+
+/// A run folder and the list of the run's files, run.json, with the branch that wrote each last:
+///
+///   {"run": "5f0c91a2", "files": {"checkpoints/last.pt": 2, "metrics.csv": 1}, "replaced": ["replaced-1b2c3d4e"]}
+///
+/// Only what is listed is ever replaced or removed. Only rank 0's process has one; its threads may share it. All
+/// throw IoError.
+class RunFolder {
+ public:
+  /// Reads the list, if there is one.
+  explicit RunFolder(std::filesystem::path folder);
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::filesystem::path& path() const { return folder_; }
+  std::filesystem::path checkpoints() const { return folder_ / "checkpoints"; }
+  /// The newest branch. Without a list, run is empty.
+  RunIdentity identity() const;
+  /// 0: not listed.
+  std::int64_t branch_of(const std::filesystem::path& file) const;
+  std::vector<std::filesystem::path> files() const;
+
+  /// A file with one of these names that is not listed; or, unless the listed run goes on, the first sign of an
+  /// earlier run. Empty: there is none.
+  std::filesystem::path in_the_way(const std::vector<std::string>& names, bool goes_on) const;
+
+  /// Begins a new run: what is listed, or in its way, moves to a folder replaced-RUN, from which
+  /// remove_replaced() removes it. A run without any checkpoint begins again, under its identity.
+  void begin(const std::vector<std::string>& names);
+  /// Continues the run, from a state of this identity. An older version's files with these names count as its own
+  /// from now on.
+  ///
+  /// is_newest  whether no other state of the run is newer
+  void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
+
+  /// Before the file is written: lists it. throws  also if it exists and is not listed. Of a metrics file of an
+  /// earlier branch, keeps a copy: metrics-branch=1.csv.
+  void claim(const std::filesystem::path& file);
+  /// The same for all that is in a folder of files whose names are known only once they are written: before, and
+  /// after that.
+  void check_contents(const std::filesystem::path& folder) const;
+  void claim_contents(const std::filesystem::path& folder);
+
+  // Checkpoints, which name their run themselves, are listed once they are on disk.
+
+  /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it beside
+  /// it, as last-branch=1.pt or last-earlier.pt.
+  void make_way(const std::filesystem::path& checkpoint);
+  /// Lists what was written, and removes of the others what is listed.
+  void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
+  /// Removes of these files what is listed.
+  void remove(const std::vector<std::filesystem::path>& files);
+  /// The run has a checkpoint: removes the listed files of those that it replaced.
+  void remove_replaced();
+
+  /// Whether a temporary file is one that this run began to write.
+  bool owns_temporary(const std::filesystem::path& file) const;
+
+ private:
+  std::string name_of(const std::filesystem::path& file) const;
+  void check(const std::filesystem::path& file) const;
+  bool is_of_this_branch(const std::filesystem::path& file) const;
+  void keep_earlier(const std::filesystem::path& file);
+  void save();
+  void set_aside(const std::vector<std::string>& names);
+  std::filesystem::path move_to(const std::string& run, const std::set<std::filesystem::path>& names);
+  void remove_listed(std::vector<std::filesystem::path> files, bool list_changed);
+  void remove_all() const;
+
+  const std::filesystem::path folder_;
+  mutable std::mutex mutex_;
+  RunIdentity identity_;
+  std::map<std::string, std::int64_t> files_;
+  std::vector<std::string> replaced_;
+  std::string writing_;  // a checkpoint that is not listed yet
+  bool unsaved_ = false;
+};
+
+/// The name of a new folder for a checkpoint's shards: last-step=80-5f0c91a2-1b2c.shards
+std::string shards_name(const std::filesystem::path& checkpoint, std::int64_t step, const RunIdentity& identity);
+
+/// Whether a folder of shards is named as this run names its own.
+bool is_shards_of(const std::string& run, const std::filesystem::path& shards);
+
+}  // namespace ddprun::train
