@@ -12,11 +12,11 @@ std::optional<ProcessStat> parse_stat(const std::string& line) {
   ProcessStat stat;
   stat.name = line.substr(name_begin + 1, name_end - name_begin - 1);
   // Fields 3 to 5, 14, 15, 22 and 24 of proc(5).
-  const int fields = std::sscanf(line.c_str() + name_end + 1,
-                                 " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d "
-                                 "%*d %llu %*u %lld",
-                                 &stat.state, &stat.parent, &stat.group, &stat.user, &stat.system,
-                                 &stat.start, &stat.pages);
+  const int fields =
+      std::sscanf(line.c_str() + name_end + 1,
+                  " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d "
+                  "%*d %llu %*u %lld",
+                  &stat.state, &stat.parent, &stat.group, &stat.user, &stat.system, &stat.start, &stat.pages);
   return fields == 7 ? std::optional(stat) : std::nullopt;
 }
 

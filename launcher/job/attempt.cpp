@@ -262,6 +262,10 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
   const WorkerEnds ends = open_ends(parts, job, round, lost);
   auto specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto plans = job.outputs.plan(round.number, specs);
+  std::vector<WorkerOutputPlan> starting;
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    if (lost[i]) starting.push_back(plans[i]);
+  co_await parts.logs.make_files(starting, give_up);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
@@ -397,6 +401,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
   check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0));
+  co_await logs.make_files(output_plans, give_up);
   try {
     const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t i) {
       if (i > 0) ends.close(i - 1);  // its worker has inherited them
