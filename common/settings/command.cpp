@@ -48,19 +48,23 @@ bool is_in(const std::string& word, const std::vector<std::string>& words) {
 /// word  the whole word, for messages about short flags
 const Setting& find_flag(const std::string& typed, const std::string& word, const Command& command) {
   const std::string name = with_dashes(typed);
-  std::vector<const Setting*> begins;
-  std::vector<std::string> meant;
+  std::vector<const Setting*> begins, flags;
+  const auto starts = [&](const Setting& setting) {
+    return name.size() > 2 && setting.flag().starts_with(name);
+  };
   for (const Setting& setting : command.settings) {
     if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
     if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name ||
         is_in(name, setting.also))
       return setting;
-    const bool starts = name.size() > 2 && setting.flag().starts_with(name);
-    if (starts && setting.may_be_short) begins.push_back(&setting);
-    if (starts || is_in(name, setting.elsewhere) || is_near(name, setting.flag()))
-      meant.push_back(setting.flag());
+    flags.push_back(&setting);
+    if (starts(setting) && setting.may_be_short) begins.push_back(&setting);
   }
   if (begins.size() == 1) return *begins[0];
+  std::vector<std::string> meant;
+  for (const Setting* setting : flags)
+    if (starts(*setting) || is_in(name, setting->elsewhere) || is_near(name, setting->flag()))
+      meant.push_back(setting->flag());
   throw UsageError(
       (begins.empty() ? "unknown flag " : "ambiguous flag ") + single_quoted(typed[1] == '-' ? typed : word) +
       (meant.empty() ? ", see " + command.name + " --help" : ": did you mean " + one_of(meant) + "?"));

@@ -1,7 +1,6 @@
 #include <ddprun/common/settings/setting.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace ddprun::settings {
 namespace {
@@ -80,7 +79,8 @@ Setting seconds(std::string name, Time& target, Range range, std::string help) {
   const auto parse = [range](const std::string& text) -> std::optional<milliseconds> {
     const auto value = parse_number(text);
     if (!value || !range.contains(*value)) return {};
-    return std::max(milliseconds(*value > 0 ? 1 : 0), milliseconds(std::llround(*value * 1000)));
+    return std::max(milliseconds(*value > 0 ? 1 : 0),
+                    std::chrono::round<milliseconds>(std::chrono::duration<double>(*value)));
   };
   Setting setting = parsed(std::move(name), target, parse, range.expected, std::move(help));
   setting.kind = Setting::Kind::kNumber;

@@ -68,7 +68,7 @@ void end_by_signal(int signal) {
   sigaddset(&set, signal);
   ::raise(signal);
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  ::_exit(exit_code_of_signal(signal));  // reached only as the init process of a container
+  ::_exit(exit_code_of_signal(signal));  // not reached: the signal has ended this process
 }
 
 }  // namespace ddprun::launcher

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -36,7 +35,8 @@ CpuList allowed_cpus() {
 int usable_cpus(const CpuList& allowed, const std::optional<double>& quota) {
   const int cpus = std::max(1, static_cast<int>(allowed.size()));
   if (!quota || *quota >= cpus) return cpus;
-  return std::max(1, static_cast<int>(std::ceil(*quota)));
+  const int whole = static_cast<int>(*quota);
+  return std::max(1, whole < *quota ? whole + 1 : whole);
 }
 
 Topology detect_topology(WantedGpus wanted, const fs::path& sysfs) {

@@ -106,10 +106,13 @@ void open_for_each(const Round& round, Open open) {
 void check_descriptors(const std::vector<WorkerOutputPlan>& plans, std::size_t opened) {
   constexpr std::size_t kSpare = 4;  // while one of them starts
   rlimit limit{};
-  std::size_t needed = numbers_in("/proc/self/fd").size() + kSpare;
+  std::size_t needed = kSpare;
   for (const WorkerOutputPlan& plan : plans) needed += 1 + descriptors_for(plan);  // 1: its pidfd
+  // Counting the open ones takes time. They would have to be as many again, and then a worker cannot start.
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || needed <= limit.rlim_cur / 2) return;
+  needed += numbers_in("/proc/self/fd").size();
   needed -= std::min(needed, opened * plans.size());
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || needed <= limit.rlim_cur) return;
+  if (needed <= limit.rlim_cur) return;
   throw LaunchError(LaunchError::kOwnFailure, "cannot start " + std::to_string(plans.size()) +
                                                   " workers: that takes " + std::to_string(needed) +
                                                   " descriptors, and only " + std::to_string(limit.rlim_cur) +
@@ -259,6 +262,10 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
   const WorkerEnds ends = open_ends(parts, job, round, lost);
   auto specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto plans = job.outputs.plan(round.number, specs);
+  std::vector<WorkerOutputPlan> starting;
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    if (lost[i]) starting.push_back(plans[i]);
+  co_await parts.logs.make_files(starting, give_up);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
@@ -288,6 +295,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
+      if (failed != nullptr && recovers(job)) co_await read_errors(job, parts.group.workers(), attempt);
       if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
           !replacing.ask(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
@@ -324,7 +332,7 @@ asio::awaitable<void> end_workers(Job& job, Attempt& attempt, Parts& parts, cons
   parts.standbys.end();
   int signal = SIGTERM;
   try {
-    co_await find_first_failure(parts.group, attempt);
+    co_await find_first_failure(job, parts.group, attempt);
     if (peers.report_end) peers.report_end(attempt);
     signal = co_await prepare_to_stop(job, parts.group, attempt);
     if (signal == SIGABRT) parts.logs.prefix_stacks();
@@ -393,6 +401,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
   check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0));
+  co_await logs.make_files(output_plans, give_up);
   try {
     const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t i) {
       if (i > 0) ends.close(i - 1);  // its worker has inherited them
@@ -436,6 +445,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   for (std::size_t i = 0; i < group.workers().size(); ++i)
     attempt.last_lines.push_back(logs.last_error_lines(i));
   attempt.workers = group.take_workers();
+  co_await read_errors(job, attempt.workers, attempt);
   job.events.forget_exits();
   co_return attempt;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/held_port.h>
 #include <ddprun/common/status.h>
 #include "launcher/job/job.h"
@@ -22,6 +23,7 @@ struct LostWorker {
   WorkerSpec spec;
   Worker worker;
   std::vector<std::filesystem::path> logs;
+  ErrorFileContent error = {};  ///< what it has reported
 };
 
 /// One start of all workers, and how they ended.
@@ -34,6 +36,7 @@ struct Attempt {
   std::vector<LostWorker> lost;
   std::vector<std::vector<std::string>> last_lines;      ///< of each worker's stderr
   std::vector<std::vector<std::filesystem::path>> logs;  ///< each worker's files
+  std::vector<ErrorFileContent> errors;                  ///< what each worker has reported, once it was read
   std::map<int, std::filesystem::path> stacks;           ///< by rank, if they were dumped
   std::vector<int> ending_signals;                       ///< sent by ddprun
   std::vector<int> user_signals;                         ///< that end the job

@@ -13,14 +13,13 @@ namespace ddprun::launcher {
 namespace {
 
 WorkerRecord record_of(const Job& job, const WorkerSpec& spec, const Worker& worker,
-                       const std::vector<std::filesystem::path>& logs) {
+                       const std::vector<std::filesystem::path>& logs, const ErrorFileContent& error) {
   WorkerRecord record;
   record.rank = spec.rank;
   record.local_rank = spec.local_rank;
   record.pid = worker.process.pid;
   record.status = worker.status;
-  if (!job.options.result_json.empty() || !worker.succeeded())
-    record.error = read_error_file(spec.error_file);
+  record.error = error;
   record.asked_to_end = worker.asked_to_end;
   record.start_ns = job.clock.ns(worker.started);
   record.logs = logs;
@@ -62,7 +61,8 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
 std::string describe_end(const Attempt& attempt) {
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
     const WorkerSpec& spec = attempt.specs[failed->index];
-    const auto error = read_error_file(spec.error_file).error;
+    const auto error =
+        failed->index < attempt.errors.size() ? attempt.errors[failed->index].error : std::nullopt;
     const std::string message =
         error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
     return "rank " + std::to_string(spec.rank) + " failed: " + describe(failed->status) + message;
@@ -83,7 +83,8 @@ std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom) {
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
   std::vector<WorkerRecord> workers;
   for (std::size_t i = 0; i < attempt.workers.size(); ++i)
-    workers.push_back(record_of(job, attempt.specs[i], attempt.workers[i], attempt.logs[i]));
+    workers.push_back(
+        record_of(job, attempt.specs[i], attempt.workers[i], attempt.logs[i], attempt.errors[i]));
   std::optional<int> root_cause_rank;
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
     add_details(attempt, failed->index, oom, workers[failed->index]);
@@ -94,7 +95,7 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
   for (const LostWorker& lost : attempt.lost)
-    workers.push_back(record_of(job, lost.spec, lost.worker, lost.logs));
+    workers.push_back(record_of(job, lost.spec, lost.worker, lost.logs, lost.error));
   record.attempts.push_back({attempt.round.number, attempt.round.master_port, job.clock.ns(attempt.start),
                              job.clock.ns(attempt.end), attempt.outcome, root_cause_rank, std::move(workers),
                              attempt.stragglers, attempt.said, attempt.first_step});

@@ -9,6 +9,10 @@ namespace ddprun::launcher {
 /// If a worker failed: turns the outcome from the first exit into the worker that failed first, and its exit.
 /// A worker that had written its error file before is about to exit, within two seconds, for its exit code is
 /// the job's; or it has recovered from the error, and does not count.
-boost::asio::awaitable<void> find_first_failure(WorkerGroup& group, Attempt& attempt);
+boost::asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Attempt& attempt);
+
+/// Reads what workers have reported: those that have failed, or all for --result-json.
+boost::asio::awaitable<void> read_errors(const Job& job, const std::vector<Worker>& workers,
+                                         Attempt& attempt);
 
 }  // namespace ddprun::launcher

@@ -7,6 +7,7 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/uuid/uuid_generators.hpp>
 #include <boost/uuid/uuid_io.hpp>
 #include <cerrno>
@@ -158,13 +159,27 @@ JobRecord begin_record(const Options& options, const JobClock& clock, const std:
   return record;
 }
 
-/// --result-json, without waiting for a stalled disk for ever.
-asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record) {
+/// Takes the signals that end the job and have come since its loop has ended. returns how many
+int take_signals(const std::vector<int>& ending) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : ending) sigaddset(&set, signal);
+  const timespec at_once{};
+  int count = 0;
+  while (::sigtimedwait(&set, nullptr, &at_once) > 0) ++count;
+  return count;
+}
+
+/// --result-json, without waiting for a stalled disk for ever. A second signal ends the wait.
+asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record,
+                                   const std::vector<int>& ending_signals) {
   const auto copy = std::make_shared<const JobRecord>(record);
   const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
   const auto deadline = LoopClock::now() + kRecordPatience;
+  int signals = record.ended_by ? 1 : 0;
+  const std::function<bool()> give_up = [&] { return (signals += take_signals(ending_signals)) > 1; };
   try {
-    if (co_await run_aside(write, deadline) != AsideEnd::kDone)
+    if (co_await run_aside(write, deadline, &give_up) != AsideEnd::kDone)
       log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));
   } catch (const std::exception& error) {
     log_warning(std::string("--result-json: ") + error.what());
@@ -213,6 +228,9 @@ void log_threads(const std::vector<std::string>& environment, const Topology& to
 /// wait.
 asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
   constexpr std::chrono::milliseconds kLook{100};
+  asio::post(job.io, [own = temp_folder() / temp_name(job.job_id)] {  // once the loop waits: the workers run
+    for (const std::string& dead : remove_leftovers(own)) remove_control_socket(job_name(dead));
+  });
   const RunResult result = co_await std::move(work);
   while (job.events.end_signals() < 2)
     if (co_await job.outputs.console().drain(LoopClock::now() + kLook)) break;
@@ -272,7 +290,6 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   Guard guard(temp_path, job_id);
   const TempDir temp = TempDir::at(temp_path);
   const UniqueFd in_use = mark_in_use(temp.path());
-  for (const std::string& dead : remove_leftovers(temp_folder())) remove_control_socket(job_name(dead));
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   JobEvents events(io, signals);
   EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
@@ -347,7 +364,7 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   record.end = clock.date(JobEvents::Clock::now());
   if (!result_json.empty()) {
     asio::io_context aside(1);  // the other one has handlers of what is gone
-    asio::co_spawn(aside, write_record(result_json, record), asio::detached);
+    asio::co_spawn(aside, write_record(result_json, record, options.ending_signals), asio::detached);
     aside.run();
   }
   console.finish(kPatienceAtEnd);

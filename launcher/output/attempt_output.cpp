@@ -9,12 +9,14 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/aside.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
 constexpr std::size_t kFull = std::size_t{1} << 20;  // bytes of files that are not written yet
+constexpr std::chrono::seconds kFilesPatience{10};   // for a disk that makes files
 
 bool any_unread(const std::vector<std::shared_ptr<OutputStream>>& streams) {
   return std::ranges::any_of(streams, [](const auto& stream) { return stream->unread(); });
@@ -30,8 +32,8 @@ struct AttemptOutput::Worker {
   bool has_written = false;
 };
 
-AttemptOutput::AttemptOutput(asio::io_context& io, Console& console, const LogFolder* folder)
-    : io_(io), console_(console), folder_(folder), writer_(io, kFull), ended_(io) {}
+AttemptOutput::AttemptOutput(asio::io_context& io, Console& console, std::shared_ptr<const LogFolder> folder)
+    : io_(io), console_(console), folder_(std::move(folder)), writer_(io, kFull), ended_(io) {}
 
 AttemptOutput::~AttemptOutput() = default;
 
@@ -48,12 +50,12 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   OutputTargets targets{plan};
   if (plan.console) targets.console = is_err ? console_.err() : console_.out();
   if (!plan.file.empty()) {
-    targets.file = open_file(plan.file, plan);
+    targets.file = std::exchange(files_[plan.file], nullptr);
     if (!targets.file) targets.console = is_err ? console_.err() : console_.out();
   }
   if (!plan.filtered_file.empty()) {
     auto& file = filtered_files_[plan.filtered_file];
-    if (!file) file = open_file(plan.filtered_file, plan);
+    if (!file) file = std::exchange(files_[plan.filtered_file], nullptr);
     targets.filtered = file;
   }
   if (targets.file || targets.filtered) targets.writer = &writer_;
@@ -73,15 +75,38 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   return std::move(channel.writing);
 }
 
-std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& path, const StreamPlan& plan) {
+asio::awaitable<void> AttemptOutput::make_files(std::vector<WorkerOutputPlan> plans,
+                                                std::function<bool()> give_up) {
+  struct Made {
+    std::map<std::filesystem::path, std::shared_ptr<LogFile>> files;
+    std::string problem;
+  };
+  std::map<std::filesystem::path, std::size_t> sizes;
+  for (const WorkerOutputPlan& plan : plans)
+    for (const StreamPlan* stream : {&plan.out, &plan.err}) {
+      if (!stream->file.empty()) sizes[stream->file] = stream->max_file_size;
+      if (!stream->filtered_file.empty() && !filtered_files_[stream->filtered_file])
+        sizes[stream->filtered_file] = stream->max_file_size;
+    }
+  if (sizes.empty()) co_return;
   ensure(folder_ != nullptr, "a log file has a log folder");
-  try {
-    return std::make_shared<LogFile>(*folder_, path, plan.max_file_size, writer_.warn());
-  } catch (const IoError& error) {
-    if (!std::exchange(lacks_files_, true))
-      log_warning(std::string(error.what()) + ": what would go there goes to the console, the job goes on");
-    return nullptr;
+  const auto made = std::make_shared<Made>();
+  const std::function<void()> make = [made, sizes, folder = folder_, warn = writer_.warn()] {
+    for (const auto& [path, max_size] : sizes) try {
+        made->files[path] = std::make_shared<LogFile>(*folder, path, max_size, warn);
+      } catch (const IoError& error) {
+        if (made->problem.empty()) made->problem = error.what();
+      }
+  };
+  const AsideEnd end = co_await run_aside(make, LoopClock::now() + kFilesPatience, &give_up);
+  std::string problem;
+  if (end == AsideEnd::kLate) problem = IoError(folder_->path(), "the disk does not answer").what();
+  if (end == AsideEnd::kDone) {
+    files_ = std::move(made->files);
+    problem = made->problem;
   }
+  if (!problem.empty() && !std::exchange(lacks_files_, true))
+    log_warning(problem + ": what would go there goes to the console, the job goes on");
 }
 
 void AttemptOutput::prefix_stacks() {

@@ -26,16 +26,22 @@ class AttemptOutput {
  public:
   using Clock = LoopClock;
 
-  /// folder  of the log files; null if no plan has any. It and the console must outlive this
-  AttemptOutput(boost::asio::io_context& io, Console& console, const LogFolder* folder);
+  /// folder  of the log files; null if no plan has any. The console must outlive this
+  AttemptOutput(boost::asio::io_context& io, Console& console, std::shared_ptr<const LogFolder> folder);
   ~AttemptOutput();
   AttemptOutput(const AttemptOutput&) = delete;
   AttemptOutput& operator=(const AttemptOutput&) = delete;
 
-  /// Makes the files and pipes of the worker with this index, and begins to read. If the console is a
+  /// Makes the log files of workers that are about to start, aside, for their disk may stall. What cannot be
+  /// made goes to the console, after a warning.
+  ///
+  /// give_up  whether to wait no longer: nothing will be started
+  boost::asio::awaitable<void> make_files(std::vector<WorkerOutputPlan> plans, std::function<bool()> give_up);
+
+  /// Makes the pipes of the worker with this index, and begins to read. If the console is a
   /// terminal, the worker gets terminals too, in raw mode and narrower by the width of the prefix. Close the
   /// result once the worker is started.
-  /// throws IoError for the files, std::system_error for the pipes
+  /// throws std::system_error
   WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
   /// From now on each line of stderr begins with its worker's prefix, unless the user wants none: the stacks
@@ -75,17 +81,18 @@ class AttemptOutput {
   struct Worker;
 
   UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
-  std::shared_ptr<LogFile> open_file(const std::filesystem::path& path, const StreamPlan& plan);
   void note_output(std::size_t index, std::string_view bytes, bool is_err);
 
   boost::asio::io_context& io_;
   Console& console_;
-  const LogFolder* folder_;
+  std::shared_ptr<const LogFolder> folder_;
   WriterThread writer_;       // of the files
   bool lacks_files_ = false;  // one could not be made, which was said
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
   // Of all workers, also of lost ones, whose last output may still be arriving.
   std::vector<std::shared_ptr<OutputStream>> streams_;
+  std::map<std::filesystem::path, std::shared_ptr<LogFile>>
+      files_;  // by make_files(), until open() takes them
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;
   Timer ended_;  // cancelled when a stream ends

@@ -65,7 +65,7 @@ class JobOutput {
 
   std::vector<WorkerOutputPlan> plan(int attempt, const std::vector<WorkerSpec>& specs) const;
   Console& console() { return console_; }
-  const LogFolder* log_folder() const { return log_folder_.get(); }
+  const std::shared_ptr<const LogFolder>& log_folder() const { return log_folder_; }
 
   /// The files of a worker.
   static std::vector<std::filesystem::path> files(const WorkerOutputPlan& plan);

@@ -21,6 +21,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/host/outer_job.h"
+#include "launcher/host/process_stat.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -31,30 +32,14 @@ constexpr long kSelect = SYS_select;
 constexpr long kSelect = SYS_pselect6;
 #endif
 
-struct ProcessState {
-  std::string name;
-  char state = 0;
-  pid_t parent = 0;
-  pid_t group = 0;
-};
-
 std::string read_proc(pid_t pid, const char* file) {
   return read_or_empty("/proc/" + std::to_string(pid) + "/" + file);
 }
 
 /// nullopt for a missing process or a zombie.
-std::optional<ProcessState> living(pid_t pid) {
-  // "PID (NAME) STATE PPID PGRP ...", where NAME may contain anything
-  const std::string line = read_proc(pid, "stat");
-  const auto name_begin = line.find('('), name_end = line.rfind(") ");
-  if (name_begin == std::string::npos || name_end == std::string::npos) return {};
-  ProcessState process;
-  process.name = line.substr(name_begin + 1, name_end - name_begin - 1);
-  if (std::sscanf(line.c_str() + name_end + 2, "%c %d %d", &process.state, &process.parent, &process.group) !=
-      3)
-    return {};
-  if (process.state == 'Z' || process.state == 'X') return {};
-  return process;
+std::optional<ProcessStat> living(pid_t pid) {
+  const auto process = stat_of(pid);
+  return process && process->lives() ? process : std::nullopt;
 }
 
 /// The value of a variable in a process's environment.
@@ -65,8 +50,9 @@ std::optional<std::string> value_in(const std::vector<std::string>& environment,
 }
 
 /// Bit S - 1 stands for signal S.
-unsigned long long signals_in(pid_t pid, std::initializer_list<const char*> sets) {
-  const std::string text = read_proc(pid, "status");
+///
+/// text  of /proc/PID/status
+unsigned long long signals_in(const std::string& text, std::initializer_list<const char*> sets) {
   unsigned long long signals = 0;
   for (const char* name : sets)
     if (const auto at = text.find(name); at != std::string::npos)
@@ -92,7 +78,8 @@ bool has_signalfd(pid_t pid) {
 /// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork` blocks
 /// it and waits for its child. In sigwait() the kernel does not show it as blocked in that thread.
 bool handles(pid_t pid, int signal) {
-  const auto is_in = [&](const char* set) { return (signals_in(pid, {set}) >> (signal - 1) & 1) != 0; };
+  const std::string status = read_proc(pid, "status");
+  const auto is_in = [&](const char* set) { return (signals_in(status, {set}) >> (signal - 1) & 1) != 0; };
   if (is_in("\nSigCgt:") || waits_for_signals(pid, pid)) return true;
   if (!is_in("\nSigBlk:")) return false;
   const auto threads = numbers_in("/proc/" + std::to_string(pid) + "/task");
@@ -105,7 +92,8 @@ std::vector<pid_t> children_of(pid_t parent) {
   std::vector<pid_t> found;
   bool listed = false;  // not if the kernel lacks CONFIG_PROC_CHILDREN
   const std::string tasks = "/proc/" + std::to_string(parent) + "/task";
-  for (const int task : numbers_in(tasks)) {
+  // Of ddprun only the first thread starts processes and inherits orphans.
+  for (const int task : parent == ::getpid() ? std::vector<int>{parent} : numbers_in(tasks)) {
     std::ifstream list(tasks + "/" + std::to_string(task) + "/children");
     listed = listed || list.is_open();
     for (pid_t pid = 0; list >> pid;) found.push_back(pid);
@@ -162,10 +150,14 @@ bool is_member(pid_t pid, pid_t group) {
 bool acts_alone(pid_t pid, int signal) { return handles(pid, signal) && !is_shell(pid); }
 
 std::vector<pid_t> program_of(pid_t leader, int signal) {
+  return acts_alone(leader, signal) ? std::vector<pid_t>{leader} : program_below(leader, signal);
+}
+
+std::vector<pid_t> program_below(pid_t leader, int signal) {
   std::vector<pid_t> found = {leader};
   for (std::size_t i = 0; i < found.size(); ++i) {
     const pid_t pid = found[i];
-    if (acts_alone(pid, signal)) continue;
+    if (i > 0 && acts_alone(pid, signal)) continue;
     for (const pid_t child : children_of(pid))
       if (is_member(child, leader)) found.push_back(child);
   }
@@ -218,26 +210,16 @@ void reap_children() {
 }
 
 bool would_die_of(pid_t pid, int signal) {
-  const auto spared = signals_in(pid, {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"});
+  const auto spared = signals_in(read_proc(pid, "status"), {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"});
   return signal != SIGWINCH && (spared >> (signal - 1) & 1) == 0;
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {
-  const std::string text = read_proc(pid, "stat");
-  const auto name_end = text.rfind(')');  // the name may contain spaces and ')'
-  if (name_end == std::string::npos) return std::nullopt;
-  unsigned long long user = 0, system = 0;
-  long long pages = 0;
-  char state = 'Z';
-  // Fields 3, 14, 15 and 24 of proc(5).
-  const int fields =
-      std::sscanf(text.c_str() + name_end + 1,
-                  " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %*u "
-                  "%*u %lld",
-                  &state, &user, &system, &pages);
-  if (fields != 4 || state == 'Z' || state == 'X') return std::nullopt;
-  return ProcessUse{static_cast<double>(user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK)),
-                    pages * ::sysconf(_SC_PAGESIZE), state == 'T' || state == 't'};
+  const auto process = living(pid);
+  if (!process) return std::nullopt;
+  return ProcessUse{
+      static_cast<double>(process->user + process->system) / static_cast<double>(::sysconf(_SC_CLK_TCK)),
+      process->pages * ::sysconf(_SC_PAGESIZE), process->stopped()};
 }
 
 }  // namespace ddprun::launcher

@@ -26,6 +26,9 @@ bool is_member(pid_t pid, pid_t group);
 /// children are next in any case.
 std::vector<pid_t> program_of(pid_t leader, int signal);
 
+/// The same for a leader that is known not to act alone.
+std::vector<pid_t> program_below(pid_t leader, int signal);
+
 /// Whether the signal is meant for this process only, and not for those that it has started. Quick.
 bool acts_alone(pid_t pid, int signal);
 

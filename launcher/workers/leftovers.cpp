@@ -17,9 +17,10 @@ constexpr std::string_view kPrefix = "ddprun-";
 /// The name of a locked file in the folder of a running ddprun. It differs between machines, which may share
 /// the folder, and from one start of a machine to the next. The file is empty: on a disk that discards freed
 /// blocks removing a single one takes milliseconds.
-std::string mark_name() {
-  const std::string boot(trimmed(read_or_empty("/proc/sys/kernel/random/boot_id")));
-  return boot.empty() ? "" : "in_use-" + boot;  // "": no file has this name
+const std::string& mark_name() {
+  static const std::string boot(trimmed(read_or_empty("/proc/sys/kernel/random/boot_id")));
+  static const std::string name = boot.empty() ? "" : "in_use-" + boot;  // "": no file has this name
+  return name;
 }
 
 /// Whether the folder is a job's whose ddprun has ended.
@@ -47,13 +48,13 @@ UniqueFd mark_in_use(const fs::path& folder) {
   return mark;
 }
 
-std::vector<std::string> remove_leftovers(const fs::path& temp_folder) {
+std::vector<std::string> remove_leftovers(const fs::path& own) {
   std::vector<std::string> jobs;
   std::error_code error;
-  for (fs::directory_iterator entry(temp_folder, error), end; !error && entry != end;
+  for (fs::directory_iterator entry(own.parent_path(), error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename();
-    if (!name.starts_with(kPrefix) || !is_abandoned(entry->path())) continue;
+    if (!name.starts_with(kPrefix) || entry->path() == own || !is_abandoned(entry->path())) continue;
     std::error_code ignored;
     fs::remove_all(entry->path(), ignored);
     jobs.push_back(name.substr(kPrefix.size()));

@@ -16,6 +16,8 @@ UniqueFd mark_in_use(const std::filesystem::path& folder);
 
 /// Removes the temporary folders of jobs whose ddprun was killed together with its guard: those of this user
 /// that bear the mark, made since this machine was started, and that nobody holds. returns the jobs' ids
-std::vector<std::string> remove_leftovers(const std::filesystem::path& temp_folder);
+///
+/// own  our job's folder, among them
+std::vector<std::string> remove_leftovers(const std::filesystem::path& own);
 
 }  // namespace ddprun::launcher

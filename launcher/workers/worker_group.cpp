@@ -313,14 +313,22 @@ void WorkerGroup::signal_to_end(int signal) {
   log_.add(record);
   // Looking for the children of some must not delay the others.
   std::vector<Worker*> others;
+  const bool saves = !whole_groups_ && signal != SIGKILL;
   for (Worker& worker : workers_) {
     if (worker.group_gone) continue;
-    if (worker.status || acts_alone(worker.process.pid, signal))
-      ask_to_end(worker, signal);
-    else
-      others.push_back(&worker);
+    if (saves && !worker.status) {
+      worker.asked = {worker.process.pid};
+      if (!acts_alone(worker.process.pid, signal)) {
+        others.push_back(&worker);
+        continue;
+      }
+    }
+    ask_to_end(worker, signal);
   }
-  for (Worker* worker : others) ask_to_end(*worker, signal);
+  for (Worker* worker : others) {
+    worker->asked = program_below(worker->process.pid, signal);
+    ask_to_end(*worker, signal);
+  }
   if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not react
   signalled_strays_.clear();
   look_for_processes();
@@ -329,9 +337,7 @@ void WorkerGroup::signal_to_end(int signal) {
 /// A program that saves its state as it ends still needs its children, such as the processes that load its
 /// data: they get the signal when it has ended.
 void WorkerGroup::ask_to_end(Worker& worker, int signal) {
-  const bool saves = !whole_groups_ && signal != SIGKILL;
-  if (saves && !worker.status) worker.asked = program_of(worker.process.pid, signal);
-  if (!saves || worker.asked.empty()) {
+  if (whole_groups_ || signal == SIGKILL || worker.asked.empty()) {
     worker.asked.clear();
     signal_group(worker.process, signal);
     return;

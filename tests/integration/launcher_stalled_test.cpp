@@ -18,6 +18,32 @@ bool workers_gone(const Child& ddprun) {
   return wait_until([&] { return ddprun.processes().size() <= 2; });
 }
 
+/// Under strace, which delays system calls: these options of it.
+Command traced(Command command, const std::vector<std::string>& options) {
+  std::vector<std::string> strace = {"strace", "-f", "-qq", "-o", "/dev/null"};
+  strace.insert(strace.end(), options.begin(), options.end());
+  command.argv.insert(command.argv.begin(), strace.begin(), strace.end());
+  return command;
+}
+
+/// ddprun below strace; -1: there is none.
+pid_t traced_ddprun(const Child& strace) {
+  for (const pid_t pid : strace.processes())
+    if (read_or_empty("/proc/" + std::to_string(pid) + "/comm") == "ddprun\n") return pid;
+  return -1;
+}
+
+/// Whether ddprun ends by then, while strace still holds one of its threads. Ends strace, too.
+bool ends_within(std::chrono::seconds time, pid_t ddprun, Child& strace) {
+  const auto is_zombie = [&] {
+    return read_or_empty("/proc/" + std::to_string(ddprun) + "/stat").find(") Z") != std::string::npos;
+  };
+  const bool ended = wait_until(is_zombie, time);
+  strace.send_signal(SIGKILL);
+  strace.wait();
+  return ended;
+}
+
 TEST_CASE("a signal reaches the workers although nobody reads ddprun's messages", "[stalled]") {
   Command command = job({"--nproc-per-node=2", "--shutdown-timeout=600"}, {"ready", "await"});
   with_full_stderr(command);
@@ -84,22 +110,78 @@ TEST_CASE("a reader that comes late reads the report", "[stalled]") {
 TEST_CASE("a signal while a disk makes folders slowly ends the job before it starts", "[stalled]") {
   const TempDir folder;
   if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
-  Command command = script({"--nproc-per-node=2", "--log-dir", folder.path() / "logs", "-r3", "--events-json",
-                            folder.path() / "events"},
-                           "echo here");
-  command.argv.insert(command.argv.begin(), {"strace", "-f", "-qq", "-o", "/dev/null", "-e",
-                                             "inject=mkdirat:delay_enter=1500000", "-e", "trace=mkdirat"});
-  Child strace(command);
-  const auto ddprun = [&] {
-    for (const pid_t pid : strace.processes())
-      if (read_or_empty("/proc/" + std::to_string(pid) + "/comm") == "ddprun\n") return pid;
-    return -1;
-  };
+  Child strace(traced(script({"--nproc-per-node=2", "--log-dir", folder.path() / "logs", "-r3",
+                              "--events-json", folder.path() / "events"},
+                             "echo here"),
+                      {"-e", "inject=mkdirat:delay_enter=1500000", "-e", "trace=mkdirat"}));
   REQUIRE(wait_until([&] { return std::filesystem::exists(folder.path() / "events"); }));
-  ::kill(ddprun(), SIGTERM);
+  ::kill(traced_ddprun(strace), SIGTERM);
   CHECK(strace.wait() == ExitStatus::killed(SIGTERM));
   CHECK(count_of("started", read_file(folder.path() / "events")) == 0);
   CHECK(count_of("does not answer", strace.err()) == 0);
+}
+
+TEST_CASE("a second signal ends the wait for a disk that --result-json is written to", "[stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  const std::string record = folder.path() / "result.json";
+  Child strace(
+      traced(script({"--nproc-per-node=2", "--result-json", record}, "echo here"),
+             {"-P", folder.path(), "-e", "trace=openat", "-e", "inject=openat:delay_enter=60000000"}));
+  REQUIRE(strace.wait_for_output("here", 2));
+  REQUIRE(wait_until([&] { return strace.processes().size() == 2; }));  // and ddprun, without its guard
+  const pid_t ddprun = traced_ddprun(strace);
+  ::kill(ddprun, SIGTERM);
+  ::kill(ddprun, SIGINT);
+  CHECK(ends_within(std::chrono::seconds(5), ddprun, strace));  // of ten
+  CHECK_THAT(strace.err(), ContainsSubstring("--result-json: " + record + ": the disk does not answer"));
+}
+
+TEST_CASE("a signal while a disk makes log files slowly ends the job before it starts", "[stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  const auto events = folder.path() / "events";
+  Child strace(traced(
+      script({"--nproc-per-node=2", "--log-dir", folder.path() / "logs", "-r3", "--events-json", events},
+             "echo here"),
+      {"-P", "stdout.log", "-e", "trace=openat", "-e", "inject=openat:delay_enter=60000000"}));
+  const auto attempt_is_there = [&] {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+      if (entry.path().filename() == "1") return true;  // the last worker's folder
+    return false;
+  };
+  REQUIRE(wait_until(attempt_is_there));
+  const pid_t ddprun = traced_ddprun(strace);
+  ::kill(ddprun, SIGTERM);
+  CHECK(ends_within(std::chrono::seconds(8), ddprun, strace));  // the disk is waited for for ten
+  CHECK(count_of("started", read_file(events)) == 0);
+  CHECK(count_of("does not answer", strace.err()) == 0);
+}
+
+TEST_CASE("an error file on a disk that stalls holds up neither the report nor the restart", "[stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  Child ddprun(
+      script({"--nproc-per-node=2", "--max-restarts=1", "--log-dir", folder.path() / "logs"},
+             "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo again && exit; [ $RANK = 1 ] && exec sleep 600;"
+             "echo file $TORCHELASTIC_ERROR_FILE; until [ -e " +
+                 (folder.path() / "go").string() + " ]; do sleep 0.05; done; exit 3"));
+  REQUIRE(ddprun.wait_for_output("error.json\n"));
+  const std::string out = ddprun.out();
+  const auto at = out.find("file ") + 5;
+  const std::string file = out.substr(at, out.find('\n', at) - at);
+  Child strace({{"strace", "-f", "-o", "/dev/null", "-p", std::to_string(ddprun.pid()), "-P", file, "-e",
+                 "trace=openat", "-e", "inject=openat:delay_enter=60000000"}});
+  if (!wait_until([&] { return count_of("attached", strace.err()) > 0 || strace.processes().empty(); }) ||
+      strace.processes().empty())
+    skip("strace may not attach to a process");
+  write_file_atomic(folder.path() / "go", "");
+  CHECK(ddprun.wait_for_output("again", 2));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("error file cannot be read: the disk does not answer"));
+  strace.send_signal(SIGKILL);  // it holds the thread that reads
+  strace.wait();
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  check_nothing_left(ddprun);
 }
 
 TEST_CASE("events that nobody reads do not hold up the job", "[stalled]") {
