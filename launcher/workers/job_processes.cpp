@@ -192,9 +192,11 @@ std::vector<pid_t> program_of(pid_t leader, int signal) {
 
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
+  const pid_t own_step = slurm_step_of(ancestors_of(::getpid()));
   for (const pid_t pid : numbers_in("/proc")) {
     const auto is_of_step = [&](const std::string& job) {
-      return is_of_slurm_step(ancestors_of(pid)) || is_cgroup_of_slurm_job(read_proc(pid, "cgroup"), job);
+      const pid_t step = slurm_step_of(ancestors_of(pid));
+      return (step != 0 && step != own_step) || is_cgroup_of_slurm_job(read_proc(pid, "cgroup"), job);
     };
     if (pid == ::getpid() ||
         !is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"), is_of_step))
