@@ -213,9 +213,16 @@ void log_threads(const std::vector<std::string>& environment, const Topology& to
 /// wait.
 asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
   constexpr std::chrono::milliseconds kLook{100};
-  const RunResult result = co_await std::move(work);
+  RunResult result;
+  std::exception_ptr thrown;
+  try {
+    result = co_await std::move(work);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
   while (job.events.end_signals() < 2)
     if (co_await job.outputs.console().drain(LoopClock::now() + kLook)) break;
+  if (thrown) std::rethrow_exception(thrown);
   co_return result;
 }
 
