@@ -26,8 +26,10 @@ void reap_until(pid_t ddprun) {
     reap_until(ddprun);
     siginfo_t info{};
     const int signal = ::sigwaitinfo(&signals, &info);
-    // What the kernel sends for a terminal has reached ddprun, too.
-    if (signal > 0 && signal != SIGCHLD && info.si_code <= 0) ::sigqueue(ddprun, signal, {kPassedOn});
+    // What the kernel sends for a terminal has reached ddprun, too; but its hang-up only the session's
+    // leader.
+    if (signal > 0 && signal != SIGCHLD && (info.si_code <= 0 || signal == SIGHUP))
+      ::sigqueue(ddprun, signal, {kPassedOn});
   }
 }
 

@@ -120,8 +120,9 @@ std::string describe_root_cause(const FailureReport& report) {
   return text + describe_output(root);
 }
 
-std::string describe_others(const std::vector<WorkerRecord>& others) {
-  std::string text;
+std::string describe_others(const std::string& title, const std::vector<WorkerRecord>& others) {
+  if (others.empty()) return "";
+  std::string text = std::string(kWidth, '-') + "\n" + title + ":\n";
   const std::size_t shown = others.size() <= kMaxOthers + 1 ? others.size() : kMaxOthers;
   for (std::size_t i = 0; i < shown; ++i) {
     text += "  rank " + describe_worker(others[i]) + ": " + describe_end(others[i]) + "\n";
@@ -184,7 +185,8 @@ std::string describe(const FailureReport& report) {
   const std::string thin_rule = std::string(kWidth, '-') + "\n";
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
   text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
-  if (!report.others.empty()) text += thin_rule + "Other Failures:\n" + describe_others(report.others);
+  text += describe_others("Reported an error before that and had not exited", report.not_exited);
+  text += describe_others("Other Failures", report.others);
   if (!report.ended_by_us.empty())
     text += thin_rule + "ended by ddprun: rank " + joined(number_ranges(report.ended_by_us), ", ") + "\n";
   constexpr std::size_t kMostStragglers = 5;

@@ -39,7 +39,9 @@ struct WorkerRecord {
 struct FailureReport {
   std::string program;
   std::string host;
-  WorkerRecord root_cause;           ///< the first that failed, by its error file or its exit
+  WorkerRecord root_cause;  ///< the first that failed, by its error file or its exit
+  /// That had reported an error before, and had not exited until ddprun ended them, in rank order.
+  std::vector<WorkerRecord> not_exited = {};
   std::vector<WorkerRecord> others;  ///< that also failed on their own, in rank order
   std::vector<int> ended_by_us;      ///< ranks that ended because ddprun stopped them, in order
   int attempt = 0;                   ///< from 0

@@ -35,12 +35,12 @@ std::vector<Ancestor> ancestors_of(pid_t process) {
   return found;
 }
 
-bool is_of_slurm_step(const std::vector<Ancestor>& ancestors, pid_t end) {
+pid_t slurm_step_of(const std::vector<Ancestor>& ancestors, pid_t end) {
   for (const Ancestor& ancestor : ancestors) {
-    if (ancestor.pid == end) return false;
-    if (ancestor.name == "slurmstepd") return true;
+    if (ancestor.pid == end) return 0;
+    if (ancestor.name == "slurmstepd") return ancestor.pid;
   }
-  return false;
+  return 0;
 }
 
 bool is_cgroup_of_slurm_job(const std::string& cgroup, const std::string& job) {
@@ -60,9 +60,9 @@ bool is_inside_job_of(const std::string& mark, const std::optional<std::string>&
   const auto pid = parse_integer(parts[2], 1, INT_MAX);
   if (!pid) return false;
   if (parts[1] != pid_namespace()) return parts[0] == slurm_job.value_or("");
-  return !is_of_slurm_step(ancestors, *pid) && std::ranges::any_of(ancestors, [&](const Ancestor& ancestor) {
-    return ancestor.pid == *pid && std::to_string(ancestor.start) == parts[3];
-  });
+  return slurm_step_of(ancestors, *pid) == 0 && std::ranges::any_of(ancestors, [&](const Ancestor& ancestor) {
+           return ancestor.pid == *pid && std::to_string(ancestor.start) == parts[3];
+         });
 }
 
 void forget_other_job() {

@@ -24,9 +24,9 @@ struct Ancestor {
 /// From its parent up.
 std::vector<Ancestor> ancestors_of(pid_t process);
 
-/// Whether Slurm started the process with these ancestors as a part of a step: slurmstepd is among them, and
-/// no process with the pid `end` below it.
-bool is_of_slurm_step(const std::vector<Ancestor>& ancestors, pid_t end = 0);
+/// The pid of the slurmstepd that started the process with these ancestors as a part of a step: the nearest
+/// one among them, with no process with the pid `end` below it. 0: none
+pid_t slurm_step_of(const std::vector<Ancestor>& ancestors, pid_t end = 0);
 
 /// Whether /proc/PID/cgroup places a process in this Slurm job: a daemon has no slurmstepd above it any more.
 bool is_cgroup_of_slurm_job(const std::string& cgroup, const std::string& job);

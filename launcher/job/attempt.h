@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct Attempt {
   Round round;
   JobEvents::Clock::time_point start, round_start, end;
   AttemptEnd outcome;
+  std::set<int> reported_before;  ///< ranks with an error file from before the failure, which had not exited
   std::vector<WorkerSpec> specs;  ///< of all workers
   std::vector<Worker> workers;    ///< those that were started
   std::vector<LostWorker> lost;

@@ -48,7 +48,10 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
   for (const WorkerRecord& worker : workers) {
     if (worker.rank == report.root_cause.rank || !worker.status) continue;
     if (worker.asked_to_end && ended_as_told(*worker.status, attempt.ending_signals)) {
-      report.ended_by_us.push_back(worker.rank);
+      if (!worker.status->success() && attempt.reported_before.contains(worker.rank))
+        report.not_exited.push_back(worker);
+      else
+        report.ended_by_us.push_back(worker.rank);
     } else if (!worker.status->success()) {
       report.others.push_back(worker);
     }

@@ -43,6 +43,7 @@ asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Att
       attempt.outcome = WorkerFailed{*status, cause};
       co_return;
     }
+    if (!status) attempt.reported_before.insert(attempt.specs[cause].rank);
     seen[cause].reset();  // it has reported an error, and goes on or has succeeded all the same
   }
 }

@@ -231,9 +231,16 @@ asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> 
   asio::post(job.io, [own = temp_folder() / temp_name(job.job_id)] {  // once the loop waits: the workers run
     for (const std::string& dead : remove_leftovers(own)) remove_control_socket(job_name(dead));
   });
-  const RunResult result = co_await std::move(work);
+  RunResult result;
+  std::exception_ptr thrown;
+  try {
+    result = co_await std::move(work);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
   while (job.events.end_signals() < 2)
     if (co_await job.outputs.console().drain(LoopClock::now() + kLook)) break;
+  if (thrown) std::rethrow_exception(thrown);
   co_return result;
 }
 

@@ -27,8 +27,9 @@ inline Beat beat_with(const KnownSigns& signs, KnownSigns::Time now) {
   return {age(signs.latest), age(signs.until)};
 }
 
-/// What a beat that has just arrived tells. A slow one makes signs look later than they were, so it can only
-/// delay the end of a hanging job.
+/// What a beat that has just arrived tells. A slow one makes signs look later than they were, which delays
+/// the end of a hanging job; and they count as known for longer than they are by the time it was under way,
+/// until the next beat comes.
 inline KnownSigns signs_in(const Beat& beat, KnownSigns::Time now) {
   if (!beat.silent_ms || !beat.unknown_ms) return {};
   return {now - std::chrono::milliseconds(*beat.silent_ms),

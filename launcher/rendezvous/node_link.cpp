@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -65,18 +66,33 @@ std::vector<tcp::endpoint> look_up(const Endpoint& endpoint) {
   return found;
 }
 
-/// The same without waiting for a name server, which may take a minute to fail.
-asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
+}  // namespace
+
+struct NodeLink::LookedUp {
+  std::mutex mutex;
+  std::vector<tcp::endpoint> addresses;
+};
+
+/// The addresses without waiting for a name server, which may take a minute to fail; and after a loss, when
+/// the next endpoint's turn must not be late, no longer than for a node: then it may answer the next attempt.
+asio::awaitable<std::vector<tcp::endpoint>> NodeLink::resolve(Endpoint endpoint) {
   boost::system::error_code is_name;
   const auto address = asio::ip::make_address(endpoint.host, is_name);
   if (!is_name) co_return std::vector{tcp::endpoint(address, static_cast<unsigned short>(endpoint.port))};
-  const auto found = std::make_shared<std::vector<tcp::endpoint>>();
-  const std::function<void()> work = [found, endpoint] { *found = look_up(endpoint); };  // named: GCC 12
-  co_await run_aside(work);
-  co_return std::move(*found);
+  const auto found = looked_up_.try_emplace(to_string(endpoint), std::make_shared<LookedUp>()).first->second;
+  const std::function<void()> work = [found, endpoint] {  // named: GCC 12
+    auto addresses = look_up(endpoint);
+    const std::lock_guard lock(found->mutex);
+    found->addresses = std::move(addresses);
+  };
+  const auto deadline =
+      settings_.after_loss ? std::optional(Clock::now() + settings_.connect_timeout) : std::nullopt;
+  const AsideEnd end = co_await run_aside(work, deadline);
+  const std::lock_guard lock(found->mutex);
+  if (end == AsideEnd::kLate && found->addresses.empty())
+    throw std::runtime_error("cannot look up the host: the name server does not answer");
+  co_return found->addresses;
 }
-
-}  // namespace
 
 NodeLink::NodeLink(asio::io_context& io, JobEvents& events, Settings settings)
     : events_(events),

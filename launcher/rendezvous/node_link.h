@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,7 +42,7 @@ class NodeLink {
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for connecting
     JobEvents::Clock::time_point since;                  ///< start of that time
-    std::chrono::milliseconds connect_timeout{5'000};    ///< for an attempt at one address
+    std::chrono::milliseconds connect_timeout{5'000};    ///< for an address; after a loss also for a name
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     /// Whoever does not take this node in is not its coordinator: ask the next endpoint.
     bool after_loss = false;
@@ -97,10 +98,12 @@ class NodeLink {
 
  private:
   using Clock = JobEvents::Clock;
+  struct LookedUp;  ///< an endpoint's addresses
 
   boost::asio::awaitable<void> run();
   boost::asio::awaitable<void> connect();
   boost::asio::awaitable<void> connect_once();
+  boost::asio::awaitable<std::vector<boost::asio::ip::tcp::endpoint>> resolve(Endpoint endpoint);
   boost::asio::awaitable<void> introduce(Connection& connection);
   bool may_be_elsewhere() const;
   boost::asio::awaitable<void> listen();
@@ -113,6 +116,7 @@ class NodeLink {
   Settings settings_;
   Timer timer_, summary_timer_;
   Search search_;
+  std::map<std::string, std::shared_ptr<LookedUp>> looked_up_;
   std::shared_ptr<Connection> connection_;
   std::optional<CoordinatorMessage> answer_;  ///< to join, until listen() handles it
   std::deque<CoordinatorEvent> news_;

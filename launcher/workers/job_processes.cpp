@@ -60,10 +60,13 @@ unsigned long long signals_in(const std::string& text, std::initializer_list<con
   return signals;
 }
 
-bool waits_for_signals(pid_t process, int thread) {
+/// The system call that a thread is in.
+int call_of(pid_t process, int thread) {
   const std::string task = "task/" + std::to_string(thread) + "/syscall";
-  return std::atoi(read_proc(process, task.c_str()).c_str()) == SYS_rt_sigtimedwait;
+  return std::atoi(read_proc(process, task.c_str()).c_str());
 }
+
+bool waits_for_signals(pid_t process, int thread) { return call_of(process, thread) == SYS_rt_sigtimedwait; }
 
 bool has_signalfd(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
@@ -115,6 +118,20 @@ bool is_shell(pid_t pid) {
          0;
 }
 
+/// The only child of a program that waits for it, if both handle SIGINT: Python's subprocess.run() kills the
+/// child a quarter of a second after it has got SIGINT itself. One that ignores SIGINT, such as the resource
+/// tracker of multiprocessing, does not count.
+std::optional<pid_t> awaited_program(pid_t pid, pid_t group, int signal) {
+  const int call = call_of(pid, pid);
+  if (signal != SIGINT || (call != SYS_wait4 && call != SYS_waitid) || !acts_alone(pid, signal)) return {};
+  std::vector<pid_t> found = children_of(pid);
+  std::erase_if(found, [&](pid_t child) {
+    return !is_member(child, group) || !(handles(child, signal) || would_die_of(child, signal));
+  });
+  if (found.size() != 1 || !(handles(found[0], signal) || is_shell(found[0]))) return {};
+  return found[0];
+}
+
 }  // namespace
 
 bool is_of_job(const std::string& environment, const std::string& job_id,
@@ -156,6 +173,7 @@ std::vector<pid_t> program_of(pid_t leader, int signal) {
 std::vector<pid_t> program_below(pid_t leader, int signal) {
   std::vector<pid_t> found = {leader};
   for (std::size_t i = 0; i < found.size(); ++i) {
+    while (const auto child = awaited_program(found[i], leader, signal)) found[i] = *child;
     const pid_t pid = found[i];
     if (i > 0 && acts_alone(pid, signal)) continue;
     for (const pid_t child : children_of(pid))
@@ -166,9 +184,11 @@ std::vector<pid_t> program_below(pid_t leader, int signal) {
 
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
+  const pid_t own_step = slurm_step_of(ancestors_of(::getpid()));
   for (const pid_t pid : numbers_in("/proc")) {
     const auto is_of_step = [&](const std::string& job) {
-      return is_of_slurm_step(ancestors_of(pid)) || is_cgroup_of_slurm_job(read_proc(pid, "cgroup"), job);
+      const pid_t step = slurm_step_of(ancestors_of(pid));
+      return (step != 0 && step != own_step) || is_cgroup_of_slurm_job(read_proc(pid, "cgroup"), job);
     };
     if (pid == ::getpid() ||
         !is_of_job(read_proc(pid, "environ"), job_id, process_env("SLURM_JOB_ID"), is_of_step))

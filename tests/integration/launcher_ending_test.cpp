@@ -1,8 +1,10 @@
 // How ddprun ends its workers: whom the signal reaches first, and what never keeps a job from an orderly end.
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 
@@ -20,6 +22,16 @@ const std::string kNoHurry = "--shutdown-timeout=600";
 const std::string kBreakLogs =
     "if [ $LOCAL_RANK = 1 ]; then : > \"$STARTED\"; else until [ -e \"$STARTED\" ]; do sleep 0.01; done; "
     "for job in \"$LOGS\"/*; do rm -r \"$job\"; : > \"$job\"; done; fi; ";
+
+/// How many Python processes of the job wait for a child.
+long waiting_pythons(const Child& job) {
+  const auto all = job.processes();
+  return std::ranges::count_if(all, [](pid_t pid) {
+    const std::string process = "/proc/" + std::to_string(pid);
+    return read_or_empty(process + "/comm").starts_with("python") &&
+           read_or_empty(process + "/syscall").starts_with(std::to_string(SYS_wait4) + " ");
+  });
+}
 
 TEST_CASE("a program that saves as it ends still has the processes that load its data", "[launcher]") {
   const std::string wrapper =
@@ -52,6 +64,25 @@ TEST_CASE("a program whose wrapper keeps the signal to itself gets it after half
   CHECK(count_of("got SIGTERM", ddprun.out()) == 2);
   CHECK(count_of("no second signal", ddprun.out()) == 2);
   CHECK_THAT(ddprun.err(), !ContainsSubstring("sending SIGKILL"));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a program that Python's subprocess.run() waits for has its time after Ctrl-C", "[launcher]") {
+  const std::string wrapper = GENERATE("", "sh -c '\"$@\"; exit' sh ");  // as `conda run` has
+  CAPTURE(wrapper);
+  Command command = script({"--nproc-per-node=2", kNoHurry},
+                           "exec python3 -c 'import subprocess, sys; "
+                           "sys.exit(subprocess.run(sys.argv[1:]).returncode)' " +
+                               wrapper + "\"$STUB\" ready await expect-no-signal 500 say saved exit 3");
+  command.env["STUB"] = STUB_WORKER_PROGRAM;
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  REQUIRE(wait_until([&] { return waiting_pythons(ddprun) == 2; }));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  CHECK(count_of("got SIGINT", ddprun.out()) == 2);
+  CHECK(count_of("no second signal", ddprun.out()) == 2);
+  CHECK_THAT(ddprun.err(), !ContainsSubstring("KeyboardInterrupt"));
   check_nothing_left(ddprun);
 }
 

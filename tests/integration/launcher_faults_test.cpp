@@ -110,6 +110,26 @@ TEST_CASE("the root cause is a worker that ended, not one that reported an error
   CHECK_THAT(run.err, ContainsSubstring("rank      : 0 "));
 }
 
+TEST_CASE("the report shows the error of a worker that reported it before and has not exited",
+          "[root_cause]") {
+  const bool is_old = GENERATE(true, false);  // or it gets two seconds to exit
+  const TempDir folder;
+  const std::string tell =
+      R"(tell() { printf '{"message": {"message": "%s", "extraInfo": {"timestamp": "%s"}}}' "$1" )"
+      R"($(($(date +%s) - $2)) > $TORCHELASTIC_ERROR_FILE; }; )";
+  const Finished run(script(
+      {"--nproc-per-node=3"},
+      tell + "cd " + folder.path().string() + "; if [ $RANK = 1 ]; then tell 'E: the cause' " +
+          (is_old ? "12" : "1") + "; touch told; exec sleep 600; fi; [ $RANK = 0 ] || exec sleep 600; " +
+          "until [ -e told ]; do sleep 0.01; done; tell 'E: timeout in allreduce' 0; exit 7"));
+  CHECK(run.status == ExitStatus::exited(7));
+  CHECK_THAT(run.err, ContainsSubstring("rank      : 0 "));
+  const auto earlier = run.err.find("Reported an error before that and had not exited:\n  rank 1 ");
+  REQUIRE(earlier != std::string::npos);
+  CHECK(run.err.find("\n    E: the cause\n", earlier) != std::string::npos);
+  CHECK_THAT(run.err, ContainsSubstring("ended by ddprun: rank 2\n"));
+}
+
 TEST_CASE("a worker that ends while a debugger watches it has ended when the debugger lets go",
           "[launcher]") {
   const TempDir folder;

@@ -1,5 +1,7 @@
 // What a ddprun has inherited from a worker of another job: it is told from what it inherits as that worker's
 // child.
+#include <sys/prctl.h>
+
 #include <csignal>
 
 #include <ddprun/common/text.h>
@@ -102,6 +104,29 @@ TEST_CASE("the guard of a killed ddprun leaves the processes of another Slurm jo
   CHECK(submitted.processes().size() == 2);
   submitted.send_signal(SIGTERM);
   CHECK(submitted.wait() == ExitStatus::killed(SIGTERM));  // Child's destructor ends the sleep
+}
+
+TEST_CASE("the guard of a killed ddprun in a Slurm step ends a stray that names another Slurm job",
+          "[inherited]") {
+  const TempDir folder;
+  const auto slurmstepd = folder.path() / "slurmstepd";
+  std::filesystem::create_symlink("/bin/sh", slurmstepd);
+  Command command = script({"--standalone"},
+                           "SLURM_JOB_ID=8 setsid sh -c 'echo started; exec sleep 600' & "
+                           "echo launcher=$PPID.; wait");
+  command.argv.insert(command.argv.begin(), {slurmstepd, "-c", "\"$@\"; sleep 600; :", "sh"});
+  command.env["SLURM_JOB_ID"] = "7";
+  command.in_child = [] { ::prctl(PR_SET_CHILD_SUBREAPER, 1); };  // as slurmstepd may be
+  Child step(command);
+  REQUIRE(step.wait_for_output("started"));
+  REQUIRE(step.wait_for_output(".\n"));
+  const std::string out = step.out();
+  ::kill(std::stoi(out.substr(out.find("launcher=") + 9)), SIGKILL);
+  CHECK(wait_until([&] { return step.processes().size() == 2; },
+                   std::chrono::seconds(10)));  // itself, the sleep
+  CHECK(wait_until([&] { return std::filesystem::is_empty(step.temp_folder()); }));
+  step.send_signal(SIGTERM);
+  CHECK(step.wait() == ExitStatus::killed(SIGTERM));  // Child's destructor ends the sleep
 }
 
 }  // namespace

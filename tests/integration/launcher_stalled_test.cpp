@@ -107,6 +107,36 @@ TEST_CASE("a reader that comes late reads the report", "[stalled]") {
   CHECK_THAT(shell.out(), ContainsSubstring("exit code 7"));
 }
 
+TEST_CASE("a reader that comes late reads the report, also of a node that has lost its coordinator",
+          "[nodes][stalled]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go", told = folder.path() / "told";
+  const std::vector<std::string> flags = {"--nnodes=2", "--max-restarts=1", "--shutdown-timeout=600"};
+  const std::string ready = folder.path() / "ready", loop = "do sleep 0.01; done; ";
+  NodeJob nodes;
+  Child& coordinator =
+      nodes.start_script(flags, "trap 'touch " + told + "' TERM; touch " + ready + "; while :; " + loop);
+  Command late = script(nodes.flags(flags), "until [ -e " + ready + " ]; " + loop +
+                                                "head -c 65500 /dev/zero | tr '\\0' x >&2; exit 7");
+  late.argv.insert(late.argv.begin(),
+                   {"sh", "-c",
+                    "\"$@\" 2>&1 > \"$0.out\" | { until [ -e \"$0\" ]; do sleep 0.05; done; "
+                    "cat; }",
+                    go});
+  Child& shell = nodes.add(late);
+  REQUIRE(wait_until([&] { return std::filesystem::exists(told); }));
+  coordinator.send_signal(SIGKILL);  // while it waits for its own worker
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // longer than ddprun's own lines are waited for
+    write_file_atomic(go, "");
+  });
+  shell.wait();
+  later.join();
+  const std::string report = shell.out().substr(65500);
+  CHECK_THAT(report, ContainsSubstring("exit code 7"));
+  CHECK_THAT(report, ContainsSubstring("lost the coordinator"));
+}
+
 TEST_CASE("a signal while a disk makes folders slowly ends the job before it starts", "[stalled]") {
   const TempDir folder;
   if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");

@@ -6,10 +6,12 @@
 #include <csignal>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <vector>
 
 #include "tests/integration/node_job.h"
+#include "tests/support/terminal.h"
 
 namespace ddprun::test {
 namespace {
@@ -90,6 +92,25 @@ TEST_CASE("as the init process ddprun gets each signal once and dies of it", "[l
   if (to_all) REQUIRE(::kill(ddprun, SIGTERM) == 0);
   ::kill(init, SIGTERM);
   CHECK(outer.wait() == ExitStatus::exited(143));
+  CHECK(count_of("no second signal", outer.out()) == 1);
+  check_nothing_left(outer);
+}
+
+TEST_CASE("as the init process ddprun ends the job when its terminal hangs up", "[launcher]") {
+  std::optional<Terminal> terminal(std::in_place);
+  Command command = as_init(job({"--shutdown-timeout=600"}, {"ready", "await", "expect-no-signal", "50"}));
+  const auto init = std::find(command.argv.begin(), command.argv.end(), DDPRUN_PROGRAM);
+  command.argv.insert(init, {"setsid", "--ctty"});
+  command.in_child = [&] {
+    ::signal(SIGHUP, SIG_DFL);  // the test may run under nohup
+    terminal->become_stderr();
+    ::dup2(STDERR_FILENO, STDIN_FILENO);
+  };
+  Child outer(command);
+  REQUIRE(outer.wait_for_output("ready "));
+  terminal.reset();
+  CHECK(outer.wait() == ExitStatus::exited(129));
+  CHECK(count_of("got SIGHUP", outer.out()) == 1);
   CHECK(count_of("no second signal", outer.out()) == 1);
   check_nothing_left(outer);
 }

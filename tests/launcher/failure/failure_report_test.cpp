@@ -71,6 +71,19 @@ TEST_CASE("the report lists other failures and the ranks that ddprun ended", "[f
   CHECK_THAT(text, ContainsSubstring("ended by ddprun: rank 1-2, 4-6, 8\n"));
 }
 
+TEST_CASE("the report shows errors from before the failure of workers that had not exited",
+          "[failure_report]") {
+  FailureReport report = sample_report();
+  report.not_exited = {{1, 1, 120, ExitStatus::killed(SIGTERM), {}, {}, true}};
+  report.not_exited[0].error.error = WorkerError{"E: the cause", "", 0};
+  CHECK_THAT(describe(report), ContainsSubstring(R"(
+--------------------------------------------------------------------------------
+Reported an error before that and had not exited:
+  rank 1 (local_rank: 1, pid: 120): signal 15 (SIGTERM), after ddprun told it to end
+    E: the cause
+)"));
+}
+
 TEST_CASE("thousands of failures do not bury the first one", "[failure_report]") {
   FailureReport report = sample_report();
   for (int rank = 4; rank < 4096; ++rank)

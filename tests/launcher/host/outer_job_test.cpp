@@ -34,9 +34,9 @@ TEST_CASE("a step of Slurm that an ancestor has started is another job", "[outer
   CHECK_FALSE(is_inside_job_of(mark, "8", inside));
   CHECK_FALSE(is_inside_job_of(mark, "7", inside));
   CHECK(is_inside_job_of(mark, "8", outside));
-  CHECK(is_of_slurm_step(inside));
-  CHECK(is_of_slurm_step(outside));
-  CHECK_FALSE(is_of_slurm_step(outside, ::getppid()));
+  CHECK(slurm_step_of(inside) == 7);
+  CHECK(slurm_step_of(outside) == 7);
+  CHECK(slurm_step_of(outside, ::getppid()) == 0);
 }
 
 TEST_CASE("a cgroup names the Slurm job that it is of", "[outer_job]") {

@@ -1,6 +1,15 @@
 #include "launcher/rendezvous/node_link.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
 #include <csignal>
+#include <cstring>
+#include <thread>
+#include <vector>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -14,6 +23,25 @@
 #include "launcher/rendezvous/connection.h"
 #include "tests/launcher/stopped_clock.h"
 #include "tests/support/catch.h"
+#include "tests/support/child.h"
+
+namespace {
+std::atomic<int> look_ups{0}, answered_look_ups{0}, finished_look_ups{0};  // of slow.test
+}
+
+/// In the place of the C library's: slow.test is this host, when the test lets its name server answer.
+extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** found) {
+  const bool is_slow = host != nullptr && std::strcmp(host, "slow.test") == 0;
+  if (is_slow) {
+    for (const int number = ++look_ups; number > answered_look_ups;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    host = "127.0.0.1";
+  }
+  static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  const int error = real(host, service, hints, found);
+  if (is_slow) ++finished_look_ups;
+  return error;
+}
 
 namespace ddprun::launcher {
 namespace {
@@ -110,6 +138,34 @@ TEST_CASE("a lost coordinator that accepts a node's connection and only then end
   io.run_for(std::chrono::seconds(60));
   REQUIRE(join);
   CHECK(join->former.nobody_listens);
+}
+
+TEST_CASE("after a loss a node waits for a name server no longer than for a node, and uses its late answer",
+          "[node_link]") {
+  const test::StoppedClock clock;
+  Loop loop;
+  const tcp::acceptor nobody = bound(loop.io);
+  NodeLink::Settings settings;
+  settings.endpoints = {endpoint_of(nobody), endpoint_of(nobody)};
+  settings.endpoints[0].host = "slow.test";
+  settings.connect_timeout = 500ms;
+  settings.after_loss = true;
+  settings.since = LoopClock::now();
+  std::vector<std::size_t> asked;
+  settings.before_connecting = [&](std::size_t place, auto...) { asked.push_back(place); };
+  const NodeLink link(loop.io, loop.events, settings);
+  const auto asks = [&](std::size_t place) {
+    asked.clear();
+    const auto until = LoopClock::now() + 10s;
+    while (std::ranges::count(asked, place) == 0 && LoopClock::now() < until) clock.pass(loop.io, 10ms);
+    return std::ranges::count(asked, place) > 0;
+  };
+  CHECK(asks(1));
+  CHECK(LoopClock::now() - settings.since <= 600ms);
+  answered_look_ups = 1;  // the first, which the node has given up; no other one
+  REQUIRE(test::wait_until([] { return finished_look_ups == 1; }));
+  CHECK(asks(0));
+  answered_look_ups = INT_MAX;
 }
 
 TEST_CASE("a node asks until the join timeout for a coordinator that is not there", "[node_link]") {

@@ -1,11 +1,13 @@
 #include "launcher/workers/job_processes.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <string>
 #include <vector>
 
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 
@@ -44,6 +46,32 @@ TEST_CASE("a shell passes it to its child, whether or not it handles it, and the
   CHECK(addressed({"bash", "-c", "trap : TERM; \"$STUB\" child ready await; exit"}) == 2);
   CHECK(addressed({"sh", "-c", "sh -c '\"$STUB\" child ready await; exit'; exit"}) == 3);
   CHECK(addressed({"bash", "-c", "\"$STUB\" child ready await; exit"}, SIGINT) == 2);
+}
+
+TEST_CASE("a program that waits for its only child leaves SIGINT, and nothing else, to it",
+          "[job_processes]") {
+  const auto is_left_to_child = [](const std::string& python, int signal) {
+    test::Command command{
+        {"python3", "-c", "import subprocess, sys\n" + python, STUB_WORKER_PROGRAM, "ready"}};
+    command.argv.push_back("await");
+    command.env["RANK"] = "0";
+    command.in_child = [] { ::setsid(); };
+    const Child child(command);
+    REQUIRE(child.wait_for_output("ready"));
+    const std::string call = "/proc/" + std::to_string(child.pid()) + "/syscall";
+    REQUIRE(
+        test::wait_until([&] { return read_or_empty(call).starts_with(std::to_string(SYS_wait4) + " "); }));
+    const auto found = program_of(child.pid(), signal);
+    REQUIRE(found.size() == 1);
+    return found[0] != child.pid();
+  };
+  const std::string run = "subprocess.run(sys.argv[1:])\n";
+  const std::string handler = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n";
+  CHECK(is_left_to_child(run, SIGINT));
+  CHECK_FALSE(is_left_to_child(handler + run, SIGTERM));  // such a wrapper passes it on itself
+  // While it trains: it has a process that loads data, and waits for some tool.
+  CHECK_FALSE(is_left_to_child("import os, signal\nif os.fork() == 0: signal.pause()\n" + run, SIGINT));
+  CHECK_FALSE(is_left_to_child("print('ready', flush=True); subprocess.run(['sleep', '600'])", SIGINT));
 }
 
 TEST_CASE("a child in a group of its own is not addressed", "[job_processes]") {
