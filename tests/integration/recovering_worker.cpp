@@ -1,6 +1,7 @@
 // A program on ddprun::run, for training_recover_test.cpp: a small network with dropout, whose steps take a
 // moment. Rank 0 prints each step and writes checkpoints to the path that it is given, before the optimizer's
-// name; "batch norm": with a layer of that kind, and Adam; "accumulate": SGD, a step for every two batches.
+// name; "batch norm": with a layer of that kind, and Adam; "accumulate": SGD, a step for every two batches. Then it
+// calls ddprun::run twice more.
 #include <ddprun/runtime.h>
 #include <torch/torch.h>
 
@@ -50,7 +51,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const std::string path = argv[1], name = argv[2];
   torch::manual_seed(0);
-  return ddprun::run([&](ddprun::Context& ctx) {
+  ddprun::run([&](ddprun::Context& ctx) {
     const auto drawn = torch::rand({1}).item<double>();  // such as a split of the data
     if (ctx.all_reduce(drawn, ddprun::Op::kMin) != ctx.all_reduce(drawn, ddprun::Op::kMax))
       throw std::runtime_error("expected the same random numbers on all ranks");
@@ -81,4 +82,8 @@ int main(int argc, char** argv) {
       }
     ctx.print("done");
   });
+  for (const std::string run : {"second", "third"})
+    ddprun::run([&](ddprun::Context& ctx) {
+      ctx.print(run, " run, sum over ranks ", ctx.all_reduce(ctx.rank() + 1.0));
+    });
 }

@@ -137,6 +137,8 @@ TEST_CASE("a program on ddprun::run goes on in place, with its loader and its ch
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK(count_of("restarting all", child.err()) == 0);
   CHECK(count_of("step of", child.out()) <= count_of("step of", undisturbed.out()) + 1);
+  for (const auto& output : {undisturbed.out(), child.out()})  // where they met last
+    CHECK(count_of("run, sum over ranks 3\n", output) == 2);
   CHECK((read_file(dir.path() / "whole.pt") == read_file(dir.path() / "killed.pt")));
 }
 
