@@ -50,7 +50,8 @@ class ProcessGroup {
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
     std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< log a longer wait
     /// "env://": meet at MASTER_ADDR and MASTER_PORT. "file:///PATH": in a file that all ranks can write and
-    /// no other job uses; the last rank to leave removes it. The process's next groups use PATH.1, PATH.2, ...
+    /// no other job uses; the last rank to leave removes it. The process's next groups use PATH.1, PATH.2,
+    /// ...
     std::string init_method = "env://";
     /// Network interface for the ranks' connections. Empty: GLOO_SOCKET_IFNAME, else loopback on one node,
     /// and on several the interface towards MASTER_ADDR.

@@ -138,9 +138,8 @@ StorePtr make_store(const WorkerEnv& env, const std::string& init_method, int nu
                                                   make_tcp_store(env, timeout));
   // A later group has its own file, since the last rank to leave the one before removes that. Keys carry the
   // run id, too, because a file may outlive the job.
-  return c10::make_intrusive<c10d::PrefixStore>(
-      "ddprun/" + env.run_id + "/" + attempt_of(env),
-      make_file_store(env, file->string() + which('.'), timeout));
+  return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt_of(env),
+                                                make_file_store(env, file->string() + which('.'), timeout));
 }
 
 MeetingPlace& meeting_place(const WorkerEnv& env, const std::string& init_method) {

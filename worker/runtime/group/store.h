@@ -31,10 +31,10 @@ StorePtr make_store(const WorkerEnv& env, const std::string& init_method, int nu
 
 /// What this process's groups have left at the place where they meet, for the next one there.
 struct MeetingPlace {
-  int groups = 0;            ///< that have met there
-  bool has_socket = true;    ///< DDPRUN_STORE_FD is not yet used
-  StorePtr kept = nullptr;   ///< the store that this process hosts, once a group there was closed: another
-                             ///< rank may be ahead and ask it for the next group
+  int groups = 0;           ///< that have met there
+  bool has_socket = true;   ///< DDPRUN_STORE_FD is not yet used
+  StorePtr kept = nullptr;  ///< the store that this process hosts, once a group there was closed: another
+                            ///< rank may be ahead and ask it for the next group
 };
 
 /// Lives as long as the process.

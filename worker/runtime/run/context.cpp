@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <ddprun/ddp/replica_check.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/run/run_worker.h>
 
@@ -107,6 +108,8 @@ int run(const std::function<void(Context&)>& train, const ddp::ProcessGroup::Opt
       try {
         run_round();
         done = true;
+      } catch (const ddp::ReplicasDiffer&) {
+        throw;  // this rank is to be replaced
       } catch (const std::exception&) {
         if (!recovery.rounds.next()) throw;
       }
