@@ -24,6 +24,7 @@
 #include <ddprun/common/standby.h>
 #include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
+#include <ddprun/ddp/replica_check.h>
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
@@ -231,6 +232,8 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
   rounds.announce(true);
   try {
     return run();
+  } catch (const ddp::ReplicasDiffer&) {
+    throw;  // this rank is to be replaced
   } catch (const std::exception&) {
     if (!rounds.next()) throw;
     return std::nullopt;

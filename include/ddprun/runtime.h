@@ -16,6 +16,7 @@
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/ddp/nan_check.h>
 #include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/replica_check.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/flight_recorder.h>

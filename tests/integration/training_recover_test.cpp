@@ -137,7 +137,28 @@ TEST_CASE("a program on ddprun::run goes on in place, with its loader and its ch
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK(count_of("restarting all", child.err()) == 0);
   CHECK(count_of("step of", child.out()) <= count_of("step of", undisturbed.out()) + 1);
+  for (const auto& output : {undisturbed.out(), child.out()})  // where they met last
+    CHECK(count_of("run, sum over ranks 3\n", output) == 2);
   CHECK((read_file(dir.path() / "whole.pt") == read_file(dir.path() / "killed.pt")));
+}
+
+TEST_CASE("a rank whose bits differ from the other replicas' is named and replaced", "[training]") {
+  const TempDir dir;
+  const auto command = [&](const std::string& file, const std::string& optimizer) {
+    Command job;
+    job.argv = {DDPRUN_PROGRAM,     "--nproc-per-node=3",      "--recover=rank",
+                "--max-restarts=3", RECOVERING_WORKER_PROGRAM, (dir.path() / file).string(),
+                optimizer};
+    return job;
+  };
+  Child undisturbed(command("whole.pt", "adam")), child(command("flipped.pt", "flip"));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.err());
+  CHECK(count_of("replicas differ after step 1: rank 1 on ", child.err()) >= 1);
+  CHECK(count_of("a lost rank was replaced", child.out()) == 1);
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK((read_file(dir.path() / "whole.pt") == read_file(dir.path() / "flipped.pt")));
 }
 
 TEST_CASE("when all ranks are lost, the run goes on from ddprun's memory", "[training]") {

@@ -24,6 +24,7 @@
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <array>
 #include <atomic>
 #include <set>
 #include <stdexcept>
@@ -68,7 +69,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const override { return stream(fake::current_stream); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream(fake::kDefaultStream); }
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return new_stream(); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool high) const override { return pooled_stream(high); }
   c10::Stream getNewStream(c10::Device, int) const override { return new_stream(); }
   c10::Stream exchangeStream(c10::Stream next) const override {
     return stream(std::exchange(fake::current_stream, next.id()));
@@ -100,6 +101,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
   static c10::Stream new_stream() { return stream(fake::new_stream()); }
+  /// As CUDA's: one of 32 of each priority, which are given out in turn.
+  static c10::Stream pooled_stream(bool high) {
+    static std::atomic<unsigned> given[2];
+    static std::array<std::array<std::atomic<c10::StreamId>, 32>, 2> pools;
+    auto& id = pools[high ? 1 : 0][given[high ? 1 : 0]++ % 32];
+    auto none = fake::kDefaultStream;
+    id.compare_exchange_strong(none, fake::new_stream());
+    return stream(id);
+  }
 };
 [[maybe_unused]] const c10::impl::DeviceGuardImplRegistrar has_guard(c10::kCUDA, new Guard);
 

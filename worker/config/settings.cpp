@@ -345,6 +345,9 @@ Settings ddp_settings(Config& config) {
       boolean("join", ddp.join, "use no sample twice: ranks may then take different numbers of steps"),
       boolean("nan-check", ddp.nan_check,
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
+      integer("check-replicas", ddp.check_replicas, 0, kMaxInt,
+              "compare parameters and optimizer state over the ranks every N steps, and before a checkpoint, "
+              "to find one that computes wrong numbers; 0: never"),
   };
 }
 

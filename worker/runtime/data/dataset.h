@@ -18,11 +18,12 @@ struct Batch {
 
   std::int64_t size() const { return input.size(0); }
 
-  /// Applies `change` to each tensor except `shown`.
+  /// Applies `change` to each tensor except `shown`, and those that are undefined.
   template <typename Change>
   Batch mapped(Change change) const {
-    Batch batch{change(input), change(target)};
-    for (const auto& tensor : extra) batch.extra.push_back(change(tensor));
+    const auto changed = [&](const at::Tensor& tensor) { return tensor.defined() ? change(tensor) : tensor; };
+    Batch batch{changed(input), changed(target)};
+    for (const auto& tensor : extra) batch.extra.push_back(changed(tensor));
     batch.shown = shown;
     return batch;
   }

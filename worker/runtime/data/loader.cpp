@@ -20,7 +20,8 @@ Batch pinned(const Batch& batch) {
 /// Sends a batch to the GPU on a stream of this thread, and finishes it there.
 Loaded sent(const Dataset& dataset, const Batch& raw, at::Device device) {
   const c10::impl::VirtualGuardImpl gpu(device.type());
-  thread_local const auto stream = gpu.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+  // One of high priority: a step may be captured on one of the others.
+  thread_local const auto stream = gpu.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
   const c10::StreamGuard on_stream(stream);
   const auto there =
       pinned(raw).mapped([&](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/true); });

@@ -97,8 +97,7 @@ bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds
 
 /// A wait for the store's host that can be given up, unlike that in the store itself.
 void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
-  const bool is_host = env.rank == 0 && !env.use_agent_store;
-  if (!options.give_up || is_host || options.init_method != "env://") return;
+  if (!options.give_up || hosts_store(env, options.init_method) || options.init_method != "env://") return;
   const auto port = static_cast<std::uint16_t>(env.master_port);
   wait_for_port(env.master_addr, port, options.connect_timeout, options.give_up);
   if (options.give_up()) throw RoundOver();
@@ -209,6 +208,7 @@ class StoreBarrier {
 struct ProcessGroup::State : std::enable_shared_from_this<State> {
   GroupParts parts;  // a one-rank group gets its store and device in make()
   WorkerEnv env;
+  MeetingPlace* hosts = nullptr;  // where this rank hosts the store of all ranks
   std::string interface;
   std::optional<StoreBarrier> barrier;
   std::function<bool()> give_up;
@@ -234,12 +234,15 @@ struct ProcessGroup::State : std::enable_shared_from_this<State> {
   }
 };
 
-ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options) {
+ProcessGroup ProcessGroup::connect(const WorkerEnv& of_process, const Options& options) {
   auto state = std::make_shared<State>();
+  WorkerEnv env = of_process;
+  auto& place = meeting_place(env, options.init_method);
+  if (!place.has_socket) env.store_fd.reset();
   GroupParts& parts = state->parts;
   parts.rank = env.rank;
   parts.size = env.world_size;
-  parts.name = "0";  // PyTorch's name for the group of all ranks
+  parts.name = std::to_string(place.groups);  // "0" is PyTorch's name for the group of all ranks
   parts.timeout = options.timeout.value_or(std::chrono::minutes(30));
   parts.nccl_timeout = options.timeout.value_or(std::chrono::minutes(10));
   state->env = env;
@@ -256,13 +259,16 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   if (env.world_size > 1) {
     const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
     wait_for_host(env, options);
-    parts.store =
-        call_unless(options.give_up, [env, method = options.init_method, patience = options.connect_timeout] {
-          return make_store(env, method, patience);
-        });
+    place.has_socket = false;
+    parts.store = call_unless(options.give_up, [env, method = options.init_method, number = place.groups,
+                                                patience = options.connect_timeout] {
+      return make_store(env, method, number, patience);
+    });
     state->barrier.emplace(parts.store, env.rank, parts.world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
                          options.connect_timeout, options.give_up);
+    ++place.groups;
+    if (hosts_store(env, options.init_method)) state->hosts = &place;
     if (options.device != DeviceChoice::kCpu) {
       // NCCL lets ranks share a GPU that it takes for GPUs of different hosts.
       const auto host = options.backend == BackendChoice::kNccl ? process_env("NCCL_HOSTID") : std::nullopt;
@@ -356,7 +362,8 @@ void ProcessGroup::close() {
   state_->parts.nccl_backend.reset();
   state_->barrier.reset();
   state_->parts.gloo_device.reset();
-  state_->parts.store.reset();  // last: it has the group's keys, and rank 0 may host it
+  if (state_->hosts != nullptr) state_->hosts->kept = state_->parts.store;
+  state_->parts.store.reset();  // last: it has the group's keys
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::handle() const {

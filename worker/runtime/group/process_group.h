@@ -50,7 +50,8 @@ class ProcessGroup {
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
     std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< log a longer wait
     /// "env://": meet at MASTER_ADDR and MASTER_PORT. "file:///PATH": in a file that all ranks can write and
-    /// no other job uses; the last rank to leave removes it.
+    /// no other job uses; the last rank to leave removes it. The process's next groups use PATH.1, PATH.2,
+    /// ...
     std::string init_method = "env://";
     /// Network interface for the ranks' connections. Empty: GLOO_SOCKET_IFNAME, else loopback on one node,
     /// and on several the interface towards MASTER_ADDR.
@@ -65,8 +66,9 @@ class ProcessGroup {
     std::function<bool()> give_up = {};
   };
 
-  /// Meets the other ranks, which pass the same options. For env://, the launcher hosts the store, or else
-  /// rank 0, on the launcher's socket (DDPRUN_STORE_FD) if there is one. Unless device is kCpu, connect
+  /// Meets the other ranks, which pass the same options; a process may do so again, after close() or beside a
+  /// living group, if all do. For env://, the launcher hosts the store, or else rank 0, on the launcher's
+  /// socket (DDPRUN_STORE_FD) if there is one, until its process ends. Unless device is kCpu, connect
   /// before the first use of autograd or a random generator (cuda_backend.h). Do not open TCP connections in
   /// other threads meanwhile, nor during new_group(): a failing group would shut them down with its own.
   ///

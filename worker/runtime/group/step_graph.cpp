@@ -26,11 +26,13 @@ c10::Stream own_stream(at::Device device) {
   if (!device.is_cuda())
     throw std::invalid_argument("StepGraph: expected a group with GPUs, got one on the CPU");
   cuda_plugin().synchronize(device);  // for work begun on the old stream
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  // Of a pool of 32 that are given out again and again: loaders take theirs, any number, from the other one.
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
 bool fits(const StepGraph::Tensors& a, const StepGraph::Tensors& b) {
   return std::ranges::equal(a, b, [](const at::Tensor& one, const at::Tensor& other) {
+    if (!one.defined() || !other.defined()) return one.defined() == other.defined();
     return one.sizes() == other.sizes() && one.scalar_type() == other.scalar_type();
   });
 }
@@ -56,11 +58,12 @@ bool StepGraph::takes(const Tensors& inputs) {
   if (refused_ || (replay_ && !same)) return false;
   if (!same) {  // an epoch's last batch may come first
     inputs_.clear();
-    for (const auto& input : inputs) inputs_.push_back(at::empty_like(input));
+    for (const auto& input : inputs) inputs_.push_back(input.defined() ? at::empty_like(input) : input);
   }
   ++runs_;
   if (!replay_ && (!same || runs_ < kFirst || runs_ % kTimed == 0)) return false;
-  for (std::size_t i = 0; i < inputs.size(); ++i) inputs_[i].copy_(inputs[i], /*non_blocking=*/true);
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined()) inputs_[i].copy_(inputs[i], /*non_blocking=*/true);
   return true;
 }
 

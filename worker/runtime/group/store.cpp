@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -37,6 +39,9 @@ std::optional<int> bound_port(int fd) {
   return std::nullopt;
 }
 
+/// Keys carry the restart count, because a store may outlive a restart with stale addresses.
+std::string attempt_of(const WorkerEnv& env) { return "attempt_" + std::to_string(env.restart_count); }
+
 /// The file of a file:// URL; nullopt for env://.
 std::optional<std::filesystem::path> file_of(const std::string& init_method) {
   const std::string scheme = "file://";
@@ -53,7 +58,8 @@ std::optional<std::filesystem::path> file_of(const std::string& init_method) {
 StorePtr make_tcp_store(const WorkerEnv& env, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(env.master_port);
-  options.isServer = env.rank == 0 && !env.use_agent_store;
+  options.isServer = hosts_store(env, "env://");
+  options.multiTenant = true;  // its groups of this process share a host
   options.timeout = timeout;
   if (options.isServer)
     options.masterListenFd = env.store_fd;
@@ -124,14 +130,28 @@ void check_store(const WorkerEnv& env, const std::string& init_method) {
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout) {
+StorePtr make_store(const WorkerEnv& env, const std::string& init_method, int number, milliseconds timeout) {
   const auto file = file_of(init_method);
-  // Keys carry the restart count, because a store may outlive a restart with stale addresses, and the run id,
-  // because a file may outlive the job.
-  const std::string attempt = "attempt_" + std::to_string(env.restart_count);
-  if (!file) return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt, make_tcp_store(env, timeout));
-  return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt,
-                                                make_file_store(env, *file, timeout));
+  const auto which = [number](char mark) { return number == 0 ? "" : mark + std::to_string(number); };
+  if (!file)
+    return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt_of(env) + which('/'),
+                                                  make_tcp_store(env, timeout));
+  // A later group has its own file, since the last rank to leave the one before removes that. Keys carry the
+  // run id, too, because a file may outlive the job.
+  return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt_of(env),
+                                                make_file_store(env, file->string() + which('.'), timeout));
+}
+
+MeetingPlace& meeting_place(const WorkerEnv& env, const std::string& init_method) {
+  static std::mutex mutex;
+  static auto& places = *new std::map<std::string, MeetingPlace>;  // nobody waits for a store's end
+  const std::scoped_lock lock(mutex);
+  return places[describe_meeting_place(env, init_method) + '/' + attempt_of(env) + '/' +
+                std::to_string(env.rank)];
+}
+
+bool hosts_store(const WorkerEnv& env, const std::string& init_method) {
+  return !file_of(init_method) && env.rank == 0 && !env.use_agent_store;
 }
 
 std::string describe_meeting_place(const WorkerEnv& env, const std::string& init_method) {

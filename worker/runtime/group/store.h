@@ -22,10 +22,26 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 /// init_method  "env://": the TCPStore at MASTER_ADDR and MASTER_PORT, which the launcher or else rank 0
 ///              hosts (on the launcher's socket, if there is one); "file:///PATH": a FileStore in that file,
 ///              which all ranks can write and no other job uses at the same time
+/// number       how many groups of this process met there before: others may still use the store, or the file
 /// timeout      to reach the host, and of each later look-up
 /// throws       UsageError for another init_method; IoError if the file's folder is missing; c10::Error if
 ///              the host does not answer
-StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout);
+StorePtr make_store(const WorkerEnv& env, const std::string& init_method, int number,
+                    std::chrono::milliseconds timeout);
+
+/// What this process's groups have left at the place where they meet, for the next one there.
+struct MeetingPlace {
+  int groups = 0;           ///< that have met there
+  bool has_socket = true;   ///< DDPRUN_STORE_FD is not yet used
+  StorePtr kept = nullptr;  ///< the store that this process hosts, once a group there was closed: another
+                            ///< rank may be ahead and ask it for the next group
+};
+
+/// Lives as long as the process.
+MeetingPlace& meeting_place(const WorkerEnv& env, const std::string& init_method);
+
+/// Whether this rank hosts the store.
+bool hosts_store(const WorkerEnv& env, const std::string& init_method);
 
 /// For messages: "127.0.0.1:29500" or the file.
 std::string describe_meeting_place(const WorkerEnv& env, const std::string& init_method);

@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <ddprun/ddp/replica_check.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/run/run_worker.h>
 
@@ -81,6 +82,14 @@ void Context::check_round() const { ddp::Rounds::check(); }
 
 int run(const std::function<void(Context&)>& train, const ddp::ProcessGroup::Options& options) {
   return run_worker([&](const WorkerEnv& env) {
+    static std::optional<WorkerEnv> first_runs;  // as it ended: its ranks may have met elsewhere since
+    if (first_runs) {
+      // A rank that replaces a lost one would begin with the first run, so none is replaced in this one.
+      auto group = ddp::ProcessGroup::connect(*first_runs, options);
+      Context context(*first_runs, group);
+      train(context);
+      return group.close();
+    }
     Recovery recovery(env);
     auto generator = at::detail::getDefaultCPUGenerator();
     const auto random = generator.get_state();
@@ -92,12 +101,15 @@ int run(const std::function<void(Context&)>& train, const ddp::ProcessGroup::Opt
       train(context);
       recovery.rounds.announce(false);
       group.close();
+      first_runs = recovery.rounds.env();
     };
     if (!recovery.rounds.enabled()) return run_round();
     for (bool done = false; !done;) {
       try {
         run_round();
         done = true;
+      } catch (const ddp::ReplicasDiffer&) {
+        throw;  // this rank is to be replaced
       } catch (const std::exception&) {
         if (!recovery.rounds.next()) throw;
       }

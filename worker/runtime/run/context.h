@@ -90,7 +90,8 @@ class Context {
 /// Connects the ranks, and chooses each rank's device, before anything else: by default a GPU if there is
 /// one. Errors end the process as in run_worker(). If another rank is lost under ddprun --recover=rank, and
 /// train has a Checkpoint, an exception leaves train, which is called again with a new Context and the random
-/// numbers of the first call; its DataLoader and Checkpoint continue after the last completed step.
+/// numbers of the first call; its DataLoader and Checkpoint continue after the last completed step. A program
+/// may call run() again: a rank that is lost then ends the job, or restarts all its ranks.
 ///
 /// returns  0, for main()
 int run(const std::function<void(Context&)>& train,

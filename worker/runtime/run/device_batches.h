@@ -19,13 +19,14 @@ template <typename Batch>
 class DeviceBatches {
  public:
   explicit DeviceBatches(at::Device device) : device_(device) {
-    if (!device.is_cpu()) stream_ = guard().getStreamFromGlobalPool(device);
+    // Those of high priority: a step may be captured on one of the others.
+    if (!device.is_cpu()) stream_ = guard().getStreamFromGlobalPool(device, /*isHighPriority=*/true);
   }
 
   /// In page-locked memory, if for a GPU and pin_memory is true.
   std::shared_ptr<Batch> prepared(Batch batch, bool pin_memory) const {
     if (pin_memory && device_.is_cuda())
-      ddp::visit_output(batch, [](at::Tensor& tensor) { tensor = tensor.pin_memory(); });
+      visit_defined(batch, [](at::Tensor& tensor) { tensor = tensor.pin_memory(); });
     return std::make_shared<Batch>(std::move(batch));
   }
 
@@ -42,21 +43,26 @@ class DeviceBatches {
     c10::Event copied_it(device_.type());
     copied_it.record(*stream_);
     copied_it.block(current);
-    ddp::visit_output(*batch, [&](at::Tensor& tensor) {
-      if (tensor.defined()) tensor.record_stream(current);  // its memory is not reused before
-    });
+    visit_defined(*batch,
+                  [&](at::Tensor& tensor) { tensor.record_stream(current); });  // reused only after it
     ahead_ = copied(load());
     return batch;
   }
 
  private:
+  template <typename Visit>
+  static void visit_defined(Batch& batch, const Visit& visit) {
+    ddp::visit_output(batch, [&](at::Tensor& tensor) {
+      if (tensor.defined()) visit(tensor);
+    });
+  }
+
   c10::impl::VirtualGuardImpl guard() const { return c10::impl::VirtualGuardImpl(device_.type()); }
 
   std::shared_ptr<Batch> copied(std::shared_ptr<Batch> batch) const {
     const c10::StreamGuard on_it(*stream_);
     if (batch)
-      ddp::visit_output(*batch,
-                        [&](at::Tensor& tensor) { tensor = tensor.to(device_, /*non_blocking=*/true); });
+      visit_defined(*batch, [&](at::Tensor& tensor) { tensor = tensor.to(device_, /*non_blocking=*/true); });
     return batch;
   }
 

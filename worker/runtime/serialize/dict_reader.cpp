@@ -16,7 +16,8 @@ using c10::IValue;
 std::optional<double> to_number(const IValue& value) {
   if (value.isDouble()) return value.toDouble();
   if (value.isInt()) return static_cast<double>(value.toInt());
-  if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
+  if (value.isTensor() && value.toTensor().numel() == 1 && !value.toTensor().is_complex())
+    return value.toTensor().item<double>();
   return std::nullopt;
 }
 

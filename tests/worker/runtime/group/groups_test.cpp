@@ -16,6 +16,7 @@
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/spawn.h>
+#include <ddprun/group/store.h>
 #include "tests/support/catch.h"
 #include "tests/support/fake_gpus.h"
 #include "tests/support/run_ranks.h"
@@ -133,6 +134,50 @@ TEST_CASE("ranks meet through a file, and the last removes it", "[groups]") {
     group.close();
   });
   CHECK_FALSE(std::filesystem::exists(file));
+}
+
+TEST_CASE("ranks meet again after their group's end, and beside other groups", "[groups]") {
+  const TempDir dir;
+  const std::string where = GENERATE("the launcher's socket", "an agent's store", "a file");
+  CAPTURE(where);
+  const HeldPort port;
+  test::fork_ranks(3, [&](int rank) {
+    auto env = test::rank_env(port, rank, 3);
+    ProcessGroup::Options options = {.timeout = 60s, .connect_timeout = 60s};
+    if (where == "a file") options.init_method = "file://" + (dir.path() / "store").string();
+    std::optional<ddp::StorePtr> agent;
+    if (where == "an agent's store") {
+      if (rank == 0) agent = ddp::make_store(env, "env://", 0, 60s);
+      env.store_fd.reset();
+      env.use_agent_store = true;
+    }
+    const auto connect = [&] { return ProcessGroup::connect(env, options); };
+    const auto sums_to = [](const ProcessGroup& group, double expected) {
+      ensure(ddp::all_reduce_sum(group, {1})[0] == expected, "the sum over ranks");
+    };
+    for (int again = 0; again < 5; ++again) {
+      auto group = connect();
+      sums_to(group, 3);
+      group.close();
+    }
+    auto first = connect(), second = connect();
+    const auto pair = first.new_group({0, 1});
+    sums_to(second, 3);
+    sums_to(first, 3);
+    first.close();
+    sums_to(second, 3);
+    std::optional third = connect();
+    if (pair) sums_to(*pair, 2);
+    second.close();
+    third->barrier();
+    third.reset();  // not closed
+    auto last = connect();
+    sums_to(last, 3);
+    ensure(ddp::all_gather(last, rank) == std::vector<double>{0, 1, 2}, "every rank's value");
+    last.barrier();
+    last.close();
+  });
+  CHECK(std::filesystem::is_empty(dir.path()));
 }
 
 TEST_CASE("an init method that is none is refused", "[groups]") {

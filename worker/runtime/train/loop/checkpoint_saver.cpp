@@ -52,17 +52,16 @@ c10::impl::GenericDict sums_by_rank(const ddp::ProcessGroup& group, const EpochS
                      {"losses", values_by_rank(group, {sums.losses.sum(), sums.losses.batches()}, alone)}});
 }
 
-/// What the trainer kept under a key; nullopt in older checkpoints, or if another program wrote the file.
-std::optional<c10::IValue> kept_by_trainer(const TrainingState& state, const char* key) {
+/// What the trainer kept; empty in older checkpoints, or if another program wrote the file.
+DictReader kept_by_trainer(const TrainingState& state) {
   const auto kept = state.callbacks.find(kTrainer);
-  if (kept == state.callbacks.end() || !kept->second.isGenericDict()) return std::nullopt;
-  const auto dict = kept->second.toGenericDict();
-  return dict.contains(key) ? std::optional(dict.at(key)) : std::nullopt;
+  const bool ours = kept != state.callbacks.end() && kept->second.isGenericDict();
+  return {ours ? kept->second.toGenericDict() : make_state(), "the trainer"};
 }
 
 std::optional<std::int64_t> number_of(const TrainingState& state, const char* key) {
-  const auto kept = kept_by_trainer(state, key);
-  return kept ? std::optional(kept->toInt()) : std::nullopt;
+  const auto kept = kept_by_trainer(state);
+  return kept.has(key) ? std::optional(kept.integer(key)) : std::nullopt;
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -110,13 +109,12 @@ void settle_position(TrainingState& state, const Run& run) {
 
 /// This rank's values; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
-  const auto kept = kept_by_trainer(state, key);
-  if (!kept) return {};
-  const auto ranks = kept->toList();
+  const auto kept = kept_by_trainer(state);
+  if (!kept.has(key)) return {};
+  const auto ranks = kept.list(key);
   std::vector<double> own;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    std::vector<double> values;
-    for (const c10::IValue& value : ranks.get(rank).toList()) values.push_back(value.toDouble());
+    const auto values = DictReader(make_state({{key, ranks[rank]}}), "the trainer").numbers(key);
     const bool same_world = static_cast<int>(ranks.size()) == group.size();
     if (same_world && static_cast<int>(rank) == group.rank()) return values;
     // With another number of ranks, the first rank takes the sum.
@@ -125,6 +123,17 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
       if (group.rank() == 0) own[i] += values[i];
   }
   return own;
+}
+
+/// throws  IoError unless the trainer can read all that it kept
+void check_kept(const Resumed& resumed, const ddp::ProcessGroup& group) try {
+  const auto& state = resumed.state;
+  for (const char* key : {kExamples, kRows}) number_of(state, key);
+  for (const char* key : {"losses", "totals"}) values_of(state, key, group);
+  evaluating_of(state);
+  metrics_of(state);
+} catch (const std::invalid_argument& error) {
+  throw IoError(resumed.source(), error.what());
 }
 
 }  // namespace
@@ -162,6 +171,7 @@ std::optional<Resumed> find_resumed(const Run& run) {
   if (const auto& shards = resumed.state.shards; !shards.empty())
     check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
                   /*all=*/!run.options.parallel.fsdp);
+  check_kept(resumed, run.group);
   settle_position(resumed.state, run);
   check_same_run(run, resumed);
   return resumed;
@@ -199,26 +209,34 @@ std::unique_ptr<RunFolder> begin_folder(const Run& run, const Resumed* resumed) 
 }
 
 Evaluating evaluating_of(const TrainingState& state) {
-  return static_cast<Evaluating>(number_of(state, kEvaluating).value_or(0));
+  const auto kept = number_of(state, kEvaluating).value_or(0);
+  if (kept < 0 || kept > static_cast<std::int64_t>(Evaluating::kEpoch))
+    kept_by_trainer(state).fail("'evaluating': expected 0 to 2, got " + std::to_string(kept));
+  return static_cast<Evaluating>(kept);
 }
 
 std::optional<std::int64_t> rows_of(const TrainingState& state) { return number_of(state, kRows); }
 
 report::MetricRow metrics_of(const TrainingState& state) {
   report::MetricRow row;
-  if (const auto kept = kept_by_trainer(state, kMetrics))
-    for (const auto& item : kept->toGenericDict())
-      row.emplace_back(item.key().toStringRef(), item.value().toDouble());
+  const auto kept = kept_by_trainer(state);
+  if (!kept.has(kMetrics)) return row;
+  const auto metrics = kept.dict(kMetrics);
+  const DictReader values(metrics, "the trainer's metrics");
+  for (const auto& item : metrics) {
+    if (!item.key().isString()) values.fail("expected names as keys, got " + item.key().tagKind());
+    row.emplace_back(item.key().toStringRef(), values.number(item.key().toStringRef()));
+  }
   return row;
 }
 
 InMemory in_memory(const TrainingState& state) {
   InMemory beside;
-  const auto seconds = kept_by_trainer(state, kSeconds);
-  if (!seconds) return beside;
-  beside.seconds = seconds->toDouble();
-  beside.trained = kept_by_trainer(state, kTrained)->toBool();
-  if (const auto reason = kept_by_trainer(state, kStop)) beside.stop_reason = reason->toStringRef();
+  const auto kept = kept_by_trainer(state);
+  if (!kept.has(kSeconds)) return beside;
+  beside.seconds = kept.number(kSeconds);
+  beside.trained = kept.boolean(kTrained);
+  if (kept.has(kStop)) beside.stop_reason = kept.text(kStop);
   return beside;
 }
 
@@ -257,8 +275,11 @@ void CheckpointSaver::resume(const Resumed& resumed) {
     model_.load_part(state);
   else
     model_.load(state, resumed.source());
-  if (static_cast<int>(state.generators.size()) == run_.group.size())
-    set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
+  if (static_cast<int>(state.generators.size()) == run_.group.size()) try {
+      set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
+    } catch (const std::invalid_argument& error) {
+      throw IoError(resumed.source(), error.what());
+    }
   const auto restore = [&](const std::string& name, const auto& load) {
     const auto kept = name.empty() ? c10::IValue() : callback_state(state, name, run_);
     if (!kept.isGenericDict()) return;

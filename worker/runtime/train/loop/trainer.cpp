@@ -13,6 +13,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
+#include <ddprun/ddp/replica_check.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/rounds.h>
@@ -67,6 +68,9 @@ class Trainer {
     run_.options.memory->begin(run_.identity);
     try {
       return train();
+    } catch (const ddp::ReplicasDiffer&) {
+      run_.options.memory->drop_states();
+      throw;
     } catch (...) {
       ddp::Rounds::leave();  // a checkpoint may still be written
       memory_.remember(status_.spent());
@@ -251,8 +255,17 @@ class Trainer {
            (batch.size() == run_.options.batch_size || epoch_.batch == epoch_.first_batch + 1);
   }
 
+  /// Once after a step, before it is kept anywhere but in this process. Every rank calls it.
+  void check_replicas() {
+    if (run_.options.parallel.check_replicas == 0 || std::exchange(checked_step_, at_.step) == at_.step)
+      return;
+    model_.check_replicas(at_.step);
+  }
+
   void end_step() {
     run_.options.heartbeat.beat();
+    if (const auto every = run_.options.parallel.check_replicas; every > 0 && at_.step % every == 0)
+      check_replicas();
     const auto step_of_epoch = (epoch_.batch + run_.options.accumulate - 1) / run_.options.accumulate - 1;
     const bool due = step_of_epoch % run_.options.log_interval == 0;
     if (due || epoch_.done()) log_step(/*with_line=*/due);
@@ -402,6 +415,7 @@ class Trainer {
 
   bool save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
     const Saving saving;
+    check_replicas();
     model_.synchronize_buffers();
     return saver_.save(at_, position, {totals_, epoch_.losses}, occasion, weights);
   }
@@ -454,6 +468,7 @@ class Trainer {
   Totals totals_{run_.task.measures};  // of this epoch on this rank
   StepLosses losses_;
   std::int64_t batches_here_ = 0;  // trained here since the process started
+  std::int64_t checked_step_ = 0;  // the newest after which replicas were compared
 };
 
 }  // namespace

@@ -11,11 +11,13 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/replica_check.h>
 #include <ddprun/ddp/replicated_state.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/rounds.h>
 #include <ddprun/group/step_graph.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/parallel_engine.h>
 #include <ddprun/train/state/optimizer_state.h>
@@ -134,9 +136,12 @@ Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, torch::Tensor>
 
 StateDict named_tensors(const c10::IValue& dict, const std::string& prefix) {
   StateDict named;
-  for (const auto& item : dict.toGenericDict())
+  const DictReader reader(dict, "the weights");
+  for (const auto& item : dict.toGenericDict()) {
+    if (!item.key().isString()) reader.fail("expected names as keys, got " + item.key().tagKind());
     if (const auto& name = item.key().toStringRef(); name.starts_with(prefix))
-      named.emplace_back(name.substr(prefix.size()), item.value().toTensor());
+      named.emplace_back(name.substr(prefix.size()), reader.tensor(name));
+  }
   return named;
 }
 
@@ -279,6 +284,11 @@ std::optional<ddp::Join> ParallelModel::join() {
 
 bool ParallelModel::is_sharded() const { return engine_->is_sharded(); }
 
+void ParallelModel::check_replicas(std::int64_t step) {
+  optimization_.settle();
+  ddp::check_replicas(run_.group, replicated_tensors(*run_.task.module, optimization_.optimizer()), step);
+}
+
 void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 std::optional<Shards> ParallelModel::save(TrainingState& state) {
@@ -322,7 +332,7 @@ void ParallelModel::load_part(const TrainingState& state) {
   load_schedule(state, kInMemory);
 }
 
-void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
+void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) try {
   optimization_.settle();
   if (!state.shards.empty() && !engine_->reads_shards()) {
     auto whole = state;
@@ -334,6 +344,8 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
   else
     load_whole(state, source);
   load_schedule(state, source);
+} catch (const std::invalid_argument& error) {
+  throw IoError(source, error.what());
 }
 
 void ParallelModel::load_schedule(const TrainingState& state, const std::filesystem::path& source) {
@@ -353,12 +365,8 @@ void ParallelModel::load_whole(const TrainingState& state, const std::filesystem
       [&] { load_weights(*run_.task.module, named_tensors(state.model), source); });
   load_power_sgd(state, source);
   engine_->load_optimizer(optimization_.optimizer(), state.optimizer, source);
-  try {
-    if (auto* ema = optimization_.ema(); ema != nullptr && state.ema.isGenericDict())
-      engine_->load_averages(*ema, state.ema);
-  } catch (const std::invalid_argument& error) {
-    throw IoError(source, error.what());
-  }
+  if (auto* ema = optimization_.ema(); ema != nullptr && state.ema.isGenericDict())
+    engine_->load_averages(*ema, state.ema);
 }
 
 void ParallelModel::load_power_sgd(const TrainingState& state, const std::filesystem::path& source) {

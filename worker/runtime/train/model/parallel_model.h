@@ -58,6 +58,9 @@ class ParallelModel {
   std::optional<ddp::Join> join();
   bool is_sharded() const;
 
+  /// As ddp::check_replicas(), after that step.
+  void check_replicas(std::int64_t step);
+
   /// Copies rank 0's buffers to every rank.
   void synchronize_buffers();
 

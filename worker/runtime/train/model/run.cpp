@@ -139,6 +139,9 @@ void check_options(const Task& task, const TrainerOptions& options) {
     throw UsageError(
         "--fsdp: expected one group of parameters, without --norm-weight-decay, --bias-weight-decay and "
         "--layer-decay");
+  if (options.parallel.check_replicas > 0 && (options.parallel.fsdp || options.parallel.join))
+    throw UsageError(
+        "--check-replicas: not with --fsdp or --join, where ranks are not equal after each step");
   if (task.initialise && !options.parallel.fsdp)
     throw UsageError("Task::initialise: expected --fsdp, which gives a module memory");
   if (options.val_every_steps > 0 && !task.validation_set)

@@ -30,6 +30,9 @@ struct ParallelOptions {
   bool fsdp = false;                   ///< parameters, gradients and optimizer state sharded
   bool join = false;                   ///< no sample twice; ranks may take different numbers of steps
   bool nan_check = false;              ///< stop at the first NaN or infinite gradient
+  /// Steps between comparisons of the ranks' parameters and optimizer state (ddp::check_replicas()), also
+  /// before a checkpoint; 0: none.
+  std::int64_t check_replicas = 0;
 };
 
 /// Whether to run GPU steps as a CUDA graph (ddp::StepGraph). kAuto: where possible. kOn: an error if

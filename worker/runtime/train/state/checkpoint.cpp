@@ -120,6 +120,8 @@ TrainingState read_state(const IValue& value) {
   };
   TrainingState state;
   state.model = root.dict("model");
+  for (const auto& item : root.dict("model"))
+    if (!item.key().isString()) root.fail("'model': expected names as keys, got " + item.key().tagKind());
   state.optimizer = root.dict("optimizer");
   state.lr_schedule = optional_dict("lr_schedule");
   state.scaler = optional_dict("scaler");
@@ -138,6 +140,9 @@ TrainingState read_state(const IValue& value) {
   state.generators = read_generators(root);
   for (const auto& item : root.dict("callbacks"))
     if (item.key().isString()) state.callbacks.emplace(item.key().toStringRef(), item.value());
+  const DictReader config(root.dict("config"), "the run's config");
+  for (const char* key : {"accumulate", "batch_size"})
+    if (root.dict("config").contains(key)) (void)config.positive(key);
   state.config_json =
       to_json(root.dict("config")).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return state;

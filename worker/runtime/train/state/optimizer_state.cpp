@@ -3,6 +3,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
+#include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/types.h>
@@ -311,6 +312,8 @@ template <typename Kind>
 void read_state(const GenericDict& states, const IValue& id, std::size_t index, const Tensor& parameter,
                 const typename Kind::Options& options, bool keep, Loaded& loaded) {
   const auto owner = "optimizer: parameter " + std::to_string(index);
+  if (!id.isInt())
+    throw std::invalid_argument(owner + ": expected an integer in 'params', got " + id.tagKind());
   if (!states.contains(id) || !states.at(id).isGenericDict() || states.at(id).toGenericDict().empty()) {
     // Adagrad's states exist from the start, the others' from a parameter's first step.
     if constexpr (std::is_same_v<Kind, Adagrad>)
@@ -380,6 +383,19 @@ IValue optimizer_state_dict(Optimizer& optimizer, bool own) {
     if (own) root.insert("own", true);
     return root;
   });
+}
+
+std::vector<Tensor> replicated_tensors(const torch::nn::Module& module, Optimizer& optimizer) {
+  auto tensors = module.parameters();
+  if (dynamic_cast<ZeroOptimizer*>(&optimizer) != nullptr) return tensors;
+  try {
+    optimizer_state_dict(optimizer).visit([&](const IValue& part) {
+      if (part.isTensor()) tensors.push_back(part.toTensor());
+      return false;
+    });
+  } catch (const std::invalid_argument&) {
+  }
+  return tensors;
 }
 
 StepsTaken steps_taken(Optimizer& optimizer) try {

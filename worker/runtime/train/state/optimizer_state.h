@@ -7,6 +7,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+namespace torch::nn {
+class Module;
+}
 namespace torch::optim {
 class Optimizer;
 }
@@ -38,6 +41,12 @@ c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer, bool own = 
 ///         optimizer_state_dict() does not support
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const c10::IValue& state_dict,
                           const std::filesystem::path& source);
+
+/// What each replica of a training has, for ddp::check_replicas(): the parameters and the optimizer's state.
+/// Shares memory. Without the state of a ZeroOptimizer, of which each rank has a part, or of an optimizer
+/// that optimizer_state_dict() does not support.
+std::vector<at::Tensor> replicated_tensors(const torch::nn::Module& module,
+                                           torch::optim::Optimizer& optimizer);
 
 /// What differs after another step.
 struct StepsTaken {

@@ -118,6 +118,15 @@ void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& 
               });
 }
 
+void RunMemory::drop_states() {
+  state.reset();
+  if (!file) return;
+  for (auto* each : files())
+    for (const auto& head : each->heads()) each->forget(head);
+  file->write(head_of(*this, {}).dump(), c10::IValue());
+  file->wait();
+}
+
 bool RunMemory::ready() const { return file->idle(); }
 void RunMemory::wait() const { file->wait(); }
 

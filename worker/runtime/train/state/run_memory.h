@@ -48,6 +48,8 @@ struct RunMemory {
   /// The same for this rank's part. Every rank calls it after the same step, when all are ready().
   /// throws  ddp::RoundOver if the state may be spoilt
   void keep_part(const TrainingState& newest, const ddp::ProcessGroup& group);
+  /// Forgets the states in memory and in this rank's files: they may be wrong.
+  void drop_states();
   /// Whether the last part and its copy are written.
   bool ready() const;
   void wait() const;  ///< until then

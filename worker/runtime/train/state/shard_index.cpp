@@ -38,6 +38,18 @@ std::int64_t numel_of(const std::vector<std::int64_t>& sizes) {
   return numel;
 }
 
+/// Whether as many elements as the shape has hold all of it.
+bool is_within(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
+  const auto numel = numel_of(sizes);
+  std::int64_t last = 0, step = 0;
+  if (sizes.size() != strides.size()) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    if (strides[i] < 0 || (numel > 0 && (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
+                                         __builtin_add_overflow(last, step, &last))))
+      return false;
+  return numel == 0 || last < numel;
+}
+
 std::int64_t size_of(at::ScalarType dtype) { return static_cast<std::int64_t>(c10::elementSize(dtype)); }
 
 /// throws  std::invalid_argument unless all parts are within their bounds
@@ -58,7 +70,7 @@ void check(const ShardIndex& index) {
     for (const auto& parameter : unit.parameters)
       expect(parameter.offset >= 0 && parameter.offset <= numel &&
                  numel_of(parameter.sizes) <= numel - parameter.offset &&
-                 parameter.strides.size() == parameter.sizes.size(),
+                 is_within(parameter.sizes, parameter.strides),
              "a parameter that is not within its unit");
   }
   for (const auto& piece : index.pieces) {
@@ -213,8 +225,11 @@ void ShardReader::read(const Found& from, std::int64_t begin, std::int64_t count
   for (auto at = from.parameter->offset + begin; count > 0;) {
     const auto within = at % from.shard_numel;
     const auto here = std::min(count, from.shard_numel - within);
-    read_bytes(static_cast<std::size_t>(at / from.shard_numel), from.piece->offset + within * element,
-               here * element, to);
+    const auto rank = static_cast<std::size_t>(at / from.shard_numel);
+    read_bytes(rank, from.piece->offset + within * element, here * element, to);
+    if (from.piece->dtype == at::kBool)
+      if (const auto reason = serialize::bad_bools(to, static_cast<std::size_t>(here)))
+        throw IoError(file(rank), "'" + from.piece->key + "' of " + from.parameter->name + " " + *reason);
     to += here * element;
     at += here;
     count -= here;
@@ -253,6 +268,9 @@ at::Tensor ShardReader::shard(const std::string& key, const Unit& unit, int rank
       throw IoError(checkpoint_,
                     "its tensors do not fit the model: with another shape " + in_quotes(own.name));
     if (!result.defined()) result = at::zeros({unit.shard.numel()}, found->piece->dtype);
+    if (result.scalar_type() != found->piece->dtype)
+      throw IoError(checkpoint_, "damaged, expected '" + key + "' of " + in_quotes(own.name) +
+                                     " in the type of the other parameters of its unit");
     const auto begin = std::max(own_begin, own.offset);
     const auto end = std::min(own_end, own.offset + own.tensor.numel());
     if (begin >= end) continue;
@@ -273,11 +291,12 @@ at::Tensor ShardReader::shard(const std::string& key, const Unit& unit, int rank
 }
 
 StateDict ShardReader::hollow(const std::string& key, const c10::IValue& others) {
+  const DictReader reader(others, key);
   const auto dict = others.toGenericDict();
   const std::string prefix = key == "ema" ? "module." : "";
   StateDict tensors;
   if (key == "ema" && dict.contains("n_averaged"))
-    tensors.emplace_back("n_averaged", dict.at("n_averaged").toTensor());
+    tensors.emplace_back("n_averaged", reader.tensor("n_averaged"));
   std::map<std::string, at::Tensor> known;
   for (const auto& [name, parameter] : index_.names) {
     auto& tensor = known[parameter];
@@ -319,8 +338,7 @@ c10::IValue gathered(ShardReader& reader, const std::string& key, const c10::IVa
 }
 
 c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
-  const auto root = index.toGenericDict();
-  const DictReader parts(root, "optimizer");
+  const DictReader parts(index, "optimizer");
   const auto keys = reader.index().optimizer_keys();
   c10::impl::GenericDict state(c10::IntType::get(), c10::AnyType::get());
   std::int64_t number = -1;
@@ -332,10 +350,10 @@ c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
     for (const auto& key : keys)
       if (const auto value = reader.whole(key, parameter); value.defined()) entry.insert(key, value);
     if (entry.empty() && !keys.empty()) continue;
-    for (const auto& scalar : parts.dict("scalars")) entry.insert(scalar.key().toStringRef(), scalar.value());
+    for (const auto& scalar : parts.dict("scalars")) entry.insert_or_assign(scalar.key(), scalar.value());
     if (!entry.empty()) state.insert(number, entry);
   }
-  return make_state({{"state", state}, {"param_groups", root.at("param_groups")}});
+  return make_state({{"state", state}, {"param_groups", parts.at("param_groups")}});
 }
 
 }  // namespace

@@ -65,10 +65,13 @@ WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& modu
   WholeState whole{{}, make_state(), groups[0].toGenericDict()};
   const auto states = root.dict("state");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto owner = "parameter " + std::to_string(i);
+    if (!indices[i].isInt()) root.fail(owner + ": expected an integer in 'params'");
     const auto found = states.find(indices[i]);
     if (found == states.end()) continue;
-    if (!found->value().isGenericDict()) root.fail("expected a dict for parameter " + std::to_string(i));
+    if (!found->value().isGenericDict()) root.fail("expected a dict for " + owner);
     for (const auto& item : found->value().toGenericDict()) {
+      if (!item.key().isString()) root.fail(owner + ": expected names as keys, got " + item.key().tagKind());
       const auto& key = item.key().toStringRef();
       if (item.value().isTensor() && item.value().toTensor().dim() > 0)
         whole.tensors[key][parameters[i].key()] = item.value().toTensor();

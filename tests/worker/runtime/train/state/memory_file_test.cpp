@@ -11,6 +11,8 @@
 #include <torch/serialize.h>
 
 #include <ddprun/common/files.h>
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/state/run_memory.h>
 #include "tests/support/catch.h"
 #include "tests/support/file_size_limit.h"
 
@@ -55,6 +57,23 @@ TEST_CASE("the newest state is read, whatever the sizes before", "[memory_file]"
     put(fd, "state " + std::to_string(number), size, number);
     check_holds(fd, "state " + std::to_string(number), size, number);
   }
+}
+
+TEST_CASE("a rank that computed wrong numbers leaves no state, but that the run has begun", "[memory_file]") {
+  const auto fd = memory();
+  train::RunMemory memory;
+  memory.folder = "/run";
+  memory.begun = true;
+  memory.file = std::make_unique<MemoryFile>(fd.get());
+  for (const std::int64_t step : {1, 2})
+    memory.keep({.model = train::make_state(), .optimizer = train::make_state(), .step = step});
+  memory.state.emplace();
+  REQUIRE(memory.file->heads().size() == 2);
+  memory.drop_states();
+  CHECK_FALSE(memory.state);
+  const auto heads = memory.file->heads();
+  REQUIRE(heads.size() == 1);
+  CHECK(heads[0] == R"({"begun":true,"folder":"/run","place":[]})");
 }
 
 TEST_CASE("a writer that dies in the middle leaves the state before", "[memory_file]") {
