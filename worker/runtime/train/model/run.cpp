@@ -70,26 +70,21 @@ RunLength Run::length() const {
           options.max_steps};
 }
 
-ResumedAt Run::resumed_at(const TrainingState& state) const {
-  const auto steps = [&](std::int64_t samples, std::int64_t ranks, std::int64_t accumulate) {
-    return steps_of(samples, ranks, options, accumulate);
-  };
-  const auto size = task.train_set->size();
+RunProgress Run::progress_of(const TrainingState& state) const {
   const auto now = length();
-  const auto accumulate_before =
-      nlohmann::json::parse(state.config_json).value("accumulate", options.accumulate);
-  const auto& at = state.position;
-  const auto of_epoch = steps(std::max<std::int64_t>(0, size - at.samples), group.size(), options.accumulate);
-  auto left = std::max<std::int64_t>(0, (now.epochs - at.epoch - 1) * now.steps_per_epoch + of_epoch);
+  const auto epoch = std::min(state.position.epoch, now.epochs);
+  const auto samples = std::max<std::int64_t>(0, task.train_set->size() - state.position.samples);
+  const auto of_epoch = steps_of(samples, group.size(), options, options.accumulate);
+  auto left = std::max<std::int64_t>(0, (now.epochs - epoch - 1) * now.steps_per_epoch + of_epoch);
   if (now.max_steps > 0) left = std::min(left, std::max<std::int64_t>(0, now.max_steps - state.step));
-  ResumedAt resumed;
-  resumed.step_ratio =
-      static_cast<double>(now.steps_per_epoch) /
-      static_cast<double>(std::max<std::int64_t>(1, steps(size, state.world_size, accumulate_before)));
-  resumed.step = std::max<std::int64_t>(0, now.steps() - left);
-  resumed.epoch = at.epoch;
-  resumed.steps_per_epoch = now.steps_per_epoch;
-  return resumed;
+  return {std::max<std::int64_t>(0, now.steps() - left), epoch, now.steps_per_epoch};
+}
+
+std::int64_t Run::steps_per_epoch_of(const TrainingState& state) const {
+  const auto accumulate = nlohmann::json::parse(state.config_json).value("accumulate", options.accumulate);
+  return std::max<std::int64_t>(
+      1, steps_of(task.train_set->size(), std::max<std::int64_t>(1, state.world_size), options,
+                  std::max<std::int64_t>(1, accumulate)));
 }
 
 std::vector<std::string> Run::metric_columns() const {

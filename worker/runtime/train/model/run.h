@@ -33,8 +33,10 @@ struct Run {
   bool on_rank_0() const { return group.rank() == 0; }
   /// In optimizer steps, as far as they are known in advance.
   RunLength length() const;
-  /// For schedules: where a run that resumes from this state continues.
-  ResumedAt resumed_at(const TrainingState& state) const;
+  /// For schedules: how far it is if it continues from this state.
+  RunProgress progress_of(const TrainingState& state) const;
+  /// The optimizer steps that an epoch had where this state was made.
+  std::int64_t steps_per_epoch_of(const TrainingState& state) const;
   /// The columns of metrics.csv.
   std::vector<std::string> metric_columns() const;
 };

@@ -105,13 +105,27 @@ GenericDict implied_config(const IValue& optimizer, const IValue& schedule) {
     if (group.has(key)) config.insert(key, group.number(key));
   if (schedule.isNone()) config.insert("lr_schedule", "none");
   if (!schedule.isGenericDict()) return config;
-  const DictReader state(schedule, "the learning rate schedule");
+  auto own = schedule;
+  if (const DictReader both(schedule, "the learning rate schedule");
+      both.has("_milestones")) {  // after a warm-up
+    const auto schedulers = both.list("_schedulers");
+    const auto milestones = both.numbers("_milestones");
+    if (schedulers.size() != 2 || milestones.size() != 1)
+      both.fail("'_schedulers': expected a warm-up and a schedule, got another");
+    config.insert("warmup_steps", static_cast<std::int64_t>(milestones[0]));
+    own = schedulers[1];
+  }
+  const DictReader state(own, "the learning rate schedule");
   for (const auto& [key, kind] : {std::pair{"T_max", "cosine"},
                                   {"step_size", "step"},
                                   {"total_steps", "one-cycle"},
                                   {"num_bad_epochs", "plateau"}})
     if (state.has(key)) config.insert("lr_schedule", kind);
-  if (state.has("T_max")) config.insert("t_max", state.integer("T_max"));
+  for (const auto& [key, setting] :
+       {std::pair{"T_max", "t_max"}, {"step_size", "step_size"}, {"patience", "plateau_patience"}})
+    if (state.has(key)) config.insert(setting, state.integer(key));
+  for (const char* key : {"gamma", "factor"})
+    if (state.has(key)) config.insert("gamma", state.number(key));
   return config;
 }
 
