@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -215,7 +216,7 @@ ParallelModel::ParallelModel(const Run& run)
     : run_(run),
       graph_(make_graph()),
       engine_(make_engine()),
-      steps_meant_(run.length().steps_per_epoch),
+      steps_meant_(std::max<std::int64_t>(1, run.length().steps_per_epoch)),
       nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*run.task.module, run.group)
                                                 : nullptr),
       optimization_(make_optimization()) {

@@ -77,7 +77,8 @@ RunProgress Run::progress_of(const TrainingState& state) const {
   const auto of_epoch = steps_of(samples, group.size(), options, options.accumulate);
   auto left = std::max<std::int64_t>(0, (now.epochs - epoch - 1) * now.steps_per_epoch + of_epoch);
   if (now.max_steps > 0) left = std::min(left, std::max<std::int64_t>(0, now.max_steps - state.step));
-  return {std::max<std::int64_t>(0, now.steps() - left), epoch, now.steps_per_epoch};
+  return {std::max<std::int64_t>(0, now.steps() - left), epoch,
+          std::max<std::int64_t>(1, now.steps_per_epoch)};
 }
 
 std::int64_t Run::steps_per_epoch_of(const TrainingState& state) const {

@@ -66,7 +66,8 @@ void check_one_cycle(const OneCycle& options, torch::optim::Optimizer& optimizer
   for (auto& group : optimizer.param_groups())
     if (options.cycle_momentum && !set_momentum(group.options(), options.max_momentum))
       throw std::invalid_argument(
-          "one-cycle: expected an optimizer with momentum or beta1 to cycle, as SGD, Adam or AdamW; got another");
+          "one-cycle: expected an optimizer with momentum or beta1 to cycle, as SGD, Adam or AdamW; got "
+          "another");
 }
 
 enum class Level { kInitial, kMax, kMin };
@@ -158,7 +159,8 @@ void check_schedule(const LrScheduleOptions& options, torch::optim::Optimizer& o
   expect(options.warmup_steps >= 0, "0 warm-up steps or more", static_cast<double>(options.warmup_steps));
   expect(start_factor > 0 && start_factor <= 1, "a warm-up's start factor in (0, 1]", start_factor);
   if (options.kind == LrScheduleKind::kStep)
-    expect(options.step.step_size > 0, "a step size of 1 or more", static_cast<double>(options.step.step_size));
+    expect(options.step.step_size > 0, "a step size of 1 or more",
+           static_cast<double>(options.step.step_size));
   if (options.kind == LrScheduleKind::kCosine)
     expect(options.cosine.t_max > 0, "a T_max of 1 or more", static_cast<double>(options.cosine.t_max));
   if (options.kind == LrScheduleKind::kPlateau)

@@ -1,6 +1,6 @@
 #pragma once
-// The rules of torch.optim.lr_scheduler: the same formulas on the same doubles in the same order. Each rate follows
-// from the one before.
+// The rules of torch.optim.lr_scheduler: the same formulas on the same doubles in the same order. Each rate
+// follows from the one before.
 
 #include <ATen/core/ivalue.h>
 
@@ -21,7 +21,8 @@ c10::impl::GenericList to_list(const std::vector<double>& values);
 std::vector<double> lrs_of(torch::optim::Optimizer& optimizer);
 void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs);
 
-/// throws  std::invalid_argument for an option out of range, or if an optimizer without momentum should cycle it
+/// throws  std::invalid_argument for an option out of range, or if an optimizer without momentum should cycle
+/// it
 void check_schedule(const LrScheduleOptions& options, torch::optim::Optimizer& optimizer);
 
 /// What PyTorch's schedule keeps as initial_lr of groups that had these rates before it.
