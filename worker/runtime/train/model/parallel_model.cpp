@@ -365,13 +365,9 @@ void ParallelModel::resume_schedule(const TrainingState& state) {
   const double lr = lr_of(now, run_.group.size());
   const bool same = !before || same_schedule(*before, now);
   if (before) change_settings(optimization_.optimizer(), before->optimizer, now.optimizer);
-  if (!same)
-    steps_meant_ = run_.length().steps_per_epoch;
-  else if (const auto& kept = state.lr_schedule;
-           kept.isGenericDict() && kept.toGenericDict().contains(kStepsMeant))
+  if (const auto& kept = state.lr_schedule;
+      same && kept.isGenericDict() && kept.toGenericDict().contains(kStepsMeant))
     steps_meant_ = DictReader(kept, "the learning rate schedule").positive(kStepsMeant);
-  else
-    steps_meant_ = run_.steps_per_epoch_of(state);
   optimization_.go_to(schedule(), run_.progress_of(state), same ? state.lr_schedule : c10::IValue(),
                       before ? lr / lr_of(*before, state.world_size) : 1);
 }

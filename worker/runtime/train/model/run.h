@@ -35,8 +35,6 @@ struct Run {
   RunLength length() const;
   /// For schedules: how far it is if it continues from this state.
   RunProgress progress_of(const TrainingState& state) const;
-  /// The optimizer steps that an epoch had where this state was made.
-  std::int64_t steps_per_epoch_of(const TrainingState& state) const;
   /// The columns of metrics.csv.
   std::vector<std::string> metric_columns() const;
 };

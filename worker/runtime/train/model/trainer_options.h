@@ -86,8 +86,8 @@ struct TrainerOptions {
   /// With resume: gets the checkpoint's config_json on every rank, or "" if there is no checkpoint; may
   /// change these options before the training starts. May be null.
   std::function<void(TrainerOptions&, const std::string& config_json)> on_resume;
-  /// Of the run that wrote the checkpoint; settings that differ from `optim` change on resume. nullopt: the
-  /// states in the checkpoint decide.
+  /// Of the run that wrote the checkpoint; what the optimizer's state says changes where `optim` differs from
+  /// it. nullopt: `optim` does not. The schedule is always that of `optim`.
   std::optional<OptimOptions> optim_before;
   PrecisionOptions precision;
   GraphChoice cuda_graph = GraphChoice::kOff;
