@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 /// How long to train and on what, which is this run's own; and the weights before the first step.
-constexpr std::array<std::string_view, 7> kOfEachRun = {"epochs", "max-steps", "max-time",    "device",
-                                                        "backend", "timeout",  "init-weights"};
+constexpr std::array<std::string_view, 7> kOfEachRun = {"epochs",  "max-steps", "max-time",    "device",
+                                                        "backend", "timeout",   "init-weights"};
 
 std::string shown(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.is_null() ? "default" : value.dump();
@@ -42,8 +42,11 @@ void settle_merged(Config& config, const std::vector<settings::Setting>& setting
   for (const auto& setting : settings) {
     const auto value = merged.find(setting.key());
     if (value == merged.end() || value->is_null() || !setting.belongs_to(config.task)) continue;
+    const bool is_default = *value == defaults[setting.key()];
+    if (is_default && !setting.get() && !stated.contains(setting.name))
+      continue;  // gives way to a stated one
     assign(setting, *value);
-    if (*value != defaults[setting.key()]) config.stated.insert(setting.name);
+    if (!is_default) config.stated.insert(setting.name);
   }
   try {
     settle(config, task);
@@ -66,7 +69,8 @@ std::string config_of_checkpoint(const Config& config) {
   return train::to_training_state(serialize::peek_pt(resume), resume).config_json;
 }
 
-ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json, const TaskEntry& task) {
+ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json,
+                             const TaskEntry& task) {
   ResumedConfig resumed{config, config, ""};
   const auto was = json::parse(checkpoint_json);
   const auto is = json::parse(to_json(config));
@@ -74,7 +78,7 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
   auto merged = is;
   auto settings = all_settings(resumed.config), before = all_settings(resumed.before);
   for (std::size_t i = 0; i < settings.size(); ++i) {
-    const auto &setting = settings[i];
+    const auto& setting = settings[i];
     const auto key = setting.key();
     if (!setting.belongs_to(config.task) || !setting.kept || !setting.is_flag || !was.contains(key) ||
         was[key] == is[key] || std::ranges::find(kOfEachRun, setting.name) != kOfEachRun.end())

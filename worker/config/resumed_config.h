@@ -18,8 +18,9 @@ struct ResumedConfig {
   std::string changes;  ///< "--lr 0.1 replaces the checkpoint's 0.01", ...; empty: none
 };
 
-/// The one rule: each setting is as stated on the command line or in --config, else as in the checkpoint. How long
-/// to train (--epochs, --max-steps, --max-time) and on what (--device, --backend, --timeout) is this run's own.
+/// The one rule: each setting is as stated on the command line or in --config, else as in the checkpoint. How
+/// long to train (--epochs, --max-steps, --max-time) and on what (--device, --backend, --timeout) is this
+/// run's own.
 ///
 /// checkpoint_json  config_of_checkpoint()
 /// throws  UsageError for another optimizer, or settings that exclude each other

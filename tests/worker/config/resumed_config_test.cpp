@@ -90,7 +90,7 @@ TEST_CASE("a setting that excludes one of the checkpoint's is refused in a line 
   CHECK_THROWS_WITH(
       resumed_config(parse(task, {"--zero1"}), to_json(parse(task, {"--fsdp"})), task),
       "--resume: with the checkpoint's settings: --fsdp and --zero1: expected at most one of them");
-  CHECK_THROWS_WITH(resumed_config(parse(task, {"--optimizer=sgd"}),
-                                   to_json(parse(task, {"--optimizer=adam"})), task),
-                    "--optimizer: expected adam, whose state the checkpoint has, got sgd");
+  CHECK_THROWS_WITH(
+      resumed_config(parse(task, {"--optimizer=sgd"}), to_json(parse(task, {"--optimizer=adam"})), task),
+      "--optimizer: expected adam, whose state the checkpoint has, got sgd");
 }

@@ -193,8 +193,9 @@ TEST_CASE(
     "dimensions and steps of their own too",
     "[checkpoint_ranks]") {
   // Parameters 1 and 2 are often's, 3 and 4 seldom's, 5 and 6 never's.
-  const auto saved = Uneven().train();
-  run_ranks(2, [&](const ProcessGroup& group) {
+  run_ranks(2, [](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    const auto saved = Uneven().train();
     for (const bool one_unit : {false, true}) {
       Uneven module;
       FullyShardedDataParallel fsdp(module, group, {.unit_bytes = one_unit ? 1 << 20 : 1});
@@ -218,8 +219,9 @@ TEST_CASE(
 
 TEST_CASE("the pieces of an optimizer's state have each parameter's steps, and older ones that of all",
           "[checkpoint_ranks]") {
-  const auto saved = Uneven().train();
-  run_ranks(2, [&](const ProcessGroup& group) {
+  run_ranks(2, [](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    const auto saved = Uneven().train();
     Uneven module;
     FullyShardedDataParallel fsdp(module, group, {.unit_bytes = 1});
     torch::optim::Adam adam(fsdp.shards(), torch::optim::AdamOptions(0.01));
