@@ -44,6 +44,7 @@
 #include <ddprun/train/state/run_memory.h>
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
+#include "worker/config/resumed_config.h"
 #include "worker/config/run_folder.h"
 #include "worker/sam/predict_command.h"
 #include "worker/tasks/registry.h"
@@ -83,9 +84,11 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
 /// What a round of the job leaves to the next one, if a rank is lost.
 struct TaskInMemory {
   std::optional<train::Task> task;
+  std::string made_of;        ///< the settings of the task, as JSON
   std::future<void> loading;  ///< the task, in another thread
   train::RunMemory run;
-  bool used = false;        ///< the task may have been trained since it was made
+  std::optional<std::string> checkpoint_settings;  ///< applied, as JSON; empty: none
+  bool used = false;                               ///< the task may have been trained since it was made
   bool has_folder = false;  ///< this process, with rank 0, has made or locked the run folder
 };
 
@@ -106,33 +109,42 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& i
   memory.folder = ddp::broadcast_from_rank_0(group, on_rank_0 ? absolute(config.train.out).string() : "");
   if (config.train.out.empty()) config.train.out = memory.folder;
   ddp::set_flight_folder((memory.folder / "flight").string());
-  auto in_force = std::make_shared<Config>(config);
   config.train.more_files = run_file_names();
-  config.train.on_folder = [in_force, &memory, &group](train::RunFolder& folder) {
-    if (!memory.begun) write_run_files(folder, *in_force, group);
+  config.train.on_folder = [&](train::RunFolder& folder) {
+    if (!memory.begun) write_run_files(folder, config, group);
   };
-  config.train.on_resume = [&config, in_force, on_rank_0](train::TrainerOptions& options,
-                                                          const std::string& checkpoint_json) {
-    const auto resumed =
-        checkpoint_json.empty() ? ResumedConfig{config, config, ""} : resumed_config(config, checkpoint_json);
-    options.optim = resumed.config.train.optim;
+  config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
+                                                const std::string& checkpoint_json) {
+    if (checkpoint_json.empty()) return;
+    const auto resumed = resumed_config(config, checkpoint_json, entry_of(config.task));
     options.optim_before = resumed.before.train.optim;
-    options.config_json = resumed.config.train.config_json;
     if (on_rank_0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
-    *in_force = resumed.config;
   };
-}
-
-/// Makes the task, unless an earlier round has.
-void load_task(const Config& config, TaskInMemory& memory) {
-  torch::manual_seed(config.train.seed);  // the same initial weights on every rank
-  if (!memory.task) memory.task = make_task(config);
 }
 
 /// Whether tasks can be loaded before the device is chosen: LibTorch could decide that it has no CUDA.
 bool is_for_cpu(const Config& config) {
   return config.device == ddp::DeviceChoice::kCpu ||
          (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
+}
+
+/// Makes the task, unless it has been made of these settings.
+void load_task(Config config, TaskInMemory& memory) {
+  if (is_for_cpu(config)) settle_precision(config, at::kCPU, /*rank=*/-1);
+  if (memory.task && memory.made_of == to_json(config)) return;
+  memory.task.reset();
+  torch::manual_seed(config.train.seed);  // the same initial weights on every rank
+  memory.task = make_task(config);
+  memory.made_of = to_json(config);
+}
+
+/// The same before it is known which settings hold: those of a checkpoint may replace them.
+void load_task_early(const Config& config, TaskInMemory& memory) {
+  try {
+    load_task(config, memory);
+  } catch (const std::exception&) {
+    if (config.train.checkpoint.resume.empty()) throw;
+  }
 }
 
 /// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is
@@ -164,8 +176,8 @@ void rehearse(const train::Task& task, Config config) {
 /// Under ddprun --standby: waits until this process is needed, having done everything that needs no GPU.
 void wait_for_rank(const Config& config, TaskInMemory& memory) {
   if (stands_by() && is_for_cpu(config)) {
-    load_task(config, memory);
-    if (!has_order()) try {
+    load_task_early(config, memory);
+    if (!has_order() && memory.task) try {
         rehearse(*memory.task, config);
       } catch (const std::exception&) {  // the training's own first step tells
       }
@@ -176,7 +188,7 @@ void wait_for_rank(const Config& config, TaskInMemory& memory) {
 /// The others wait for a process that replaces a lost rank, so it loads while it connects.
 void load_in_background(const Config& config, TaskInMemory& memory) {
   if (memory.loading.valid() || memory.task) return;
-  memory.loading = std::async(std::launch::async, [config, &memory] { load_task(config, memory); });
+  memory.loading = std::async(std::launch::async, [config, &memory] { load_task_early(config, memory); });
 }
 
 void tell_of_unused_flags(const Config& config, bool recovers, bool parts) {
@@ -190,6 +202,48 @@ void tell_of_unused_flags(const Config& config, bool recovers, bool parts) {
   tell(config.recover_on_gpu && !recovers, "--recover-on-gpu" + without);
   tell(checkpoint.replicate_shards && recovers && !parts,
        "--replicate-shards has no effect: every rank has the whole state");
+}
+
+/// Decides whether this rank continues in place when another one is lost, and from which memory.
+void set_up_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, TaskInMemory& in_memory) {
+  const WorkerEnv& env = rounds.env();
+  auto& memory = in_memory.run;
+  // On a GPU, a step in progress cannot be abandoned cleanly: its results there are not used.
+  memory.parts = train::keeps_parts(config.train) || on_gpu;
+  memory.file.reset(), memory.copies.reset();
+  config.train.memory = nullptr;
+  if (rounds.enabled() && (!on_gpu || config.recover_on_gpu) && (env.state_fd || !memory.parts)) {
+    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // otherwise NCCL ends the process first
+    config.train.memory = &memory;
+    if (env.state_fd && (env.local_rank == 0 || memory.parts))
+      memory.file = std::make_unique<train::MemoryFile>(*env.state_fd);
+    if (memory.parts && config.train.checkpoint.replicate_shards)
+      memory.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
+  } else if (rounds.enabled() && env.rank == 0) {
+    log_info(std::string("if a rank is lost, all start again: ") +
+             (on_gpu && !config.recover_on_gpu ? "they are on GPUs (--recover-on-gpu)"
+                                               : "ddprun holds no memory for their parts of the state"));
+  }
+}
+
+/// With --resume: the checkpoint's settings hold where none is stated. Every rank calls it first in every
+/// round.
+void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const ddp::ProcessGroup& group,
+                               TaskInMemory& memory) {
+  auto& applied = memory.checkpoint_settings;
+  std::optional<std::string> json;
+  for (auto& text : ddp::all_gather(group, applied ? "=" + *applied : ""))  // those that went on know
+    if (!json && !text.empty()) json = text.substr(1);
+  if (!json) json = ddp::broadcast_from_rank_0(group, group.rank() == 0 ? config_of_checkpoint(config) : "");
+  if (std::exchange(applied, json) || json->empty()) return;
+  const bool kept_parts = train::keeps_parts(config.train);
+  config = resumed_config(config, *json, entry_of(config.task)).config;
+  if (config.deterministic) make_deterministic();
+  check_precision(config, group.device());
+  settle_precision(config, group.device(), group.rank());
+  if (kept_parts == train::keeps_parts(config.train)) return;
+  set_up_memory(config, rounds, group.device().is_cuda(), memory);
+  rounds.announce(config.train.memory != nullptr);
 }
 
 /// What a connected group does.
@@ -213,6 +267,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     if (rounds.env().round > 0 && config.train.memory != nullptr) load_in_background(config, memory);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     if (memory.loading.valid()) memory.loading.get();
     memory.run.connect(group, rounds.env().local_world_size);
@@ -267,20 +322,7 @@ int main(int argc, char** argv) {
   settle_precision(config, chosen.device, env.rank);
   check_backend(config, chosen.device);
   const bool on_gpu = chosen.device.is_cuda();
-  // On a GPU, a step in progress cannot be abandoned cleanly: its results there are not used.
-  in_memory.run.parts = train::keeps_parts(config.train) || on_gpu;
-  if (rounds.enabled() && (!on_gpu || config.recover_on_gpu) && (env.state_fd || !in_memory.run.parts)) {
-    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // otherwise NCCL ends the process first
-    config.train.memory = &in_memory.run;
-    if (env.state_fd && (env.local_rank == 0 || in_memory.run.parts))
-      in_memory.run.file = std::make_unique<train::MemoryFile>(*env.state_fd);
-    if (in_memory.run.parts && config.train.checkpoint.replicate_shards)
-      in_memory.run.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
-  } else if (rounds.enabled() && env.rank == 0) {
-    log_info(std::string("if a rank is lost, all start again: ") +
-             (on_gpu && !config.recover_on_gpu ? "they are on GPUs (--recover-on-gpu)"
-                                               : "ddprun holds no memory for their parts of the state"));
-  }
+  set_up_memory(config, rounds, on_gpu, in_memory);
   tell_of_unused_flags(config, rounds.enabled(), in_memory.run.parts);
   std::optional<train::Ending> ending;
   while (!ending) ending = run_round(config, rounds, in_memory);

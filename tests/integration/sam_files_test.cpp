@@ -270,7 +270,7 @@ TEST_CASE("a new sam learns by its defaults from the sample, on one rank and on 
           "[sam][.slow]") {
   worker::Config config;
   config.task = "sam";
-  worker::set_defaults(config);
+  worker::entry_of(config.task).set_defaults(config);
   const auto all =
       std::make_shared<sam::SegmentationDataset>(sample(), kProcessor, sam::SegmentationDataset::Options());
   const auto disc =

@@ -65,6 +65,25 @@ TEST_CASE("sam: a run that goes on equals one that was never stopped", "[sam]") 
         read_file(sam.dir.path() / "whole/best/model.safetensors"));
 }
 
+TEST_CASE(
+    "sam: a replicated run goes on sharded, and without --fsdp again, though no step uses some parameters",
+    "[sam]") {
+  const SamRun sam;
+  const auto losses = [&](const std::string& name) {
+    std::vector<double> all;
+    for (const auto& value : values_of(sam.dir.path() / name, "train_loss")) all.push_back(std::stod(value));
+    return all;
+  };
+  sam.run(2, "whole", {"--epochs=3"});
+  sam.run(2, "parts", {"--epochs=1"});
+  sam.run(2, "parts", {"--epochs=2", "--resume=auto", "--fsdp"});
+  sam.run(2, "parts", {"--epochs=3", "--resume=auto", "--fsdp=false"});
+  const auto whole = losses("whole"), parts = losses("parts");
+  REQUIRE(parts.size() == whole.size());
+  for (std::size_t step = 0; step < whole.size(); ++step)
+    CHECK(parts[step] == Approx(whole[step]).margin(2e-3));
+}
+
 TEST_CASE("sam: sharded, recomputed and in 16 bits it learns as without them", "[sam]") {
   const SamRun sam;
   const auto losses = [&](const std::string& name, const std::vector<std::string>& flags) {

@@ -306,6 +306,43 @@ TEST_CASE(
   CHECK_THAT(config(), ContainsSubstring("\noptimizer = \"sgd\"\n"));
 }
 
+TEST_CASE("a resumed run keeps the checkpoint's averages, clipping, precision and seed without their flags",
+          "[training]") {
+  const TempDir dir;
+  const std::vector<std::string> flags = {"--ema=0.9",       "--clip-norm=0.5", "--precision=bf16-mixed",
+                                          "--seed=7",        "--val-split=0.2", "--accumulate=2",
+                                          "--batch-size=16", "--no-report"};
+  const auto run = [&](const std::string& name, const std::vector<std::string>& more) {
+    Child child(training("linear", 2, dir.path() / name, more));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return child.err();
+  };
+  run("whole", with(flags, {"--epochs=3"}));
+  run("parts", with(flags, {"--epochs=1"}));
+  CHECK_THAT(run("parts", {"--epochs=3", "--resume=auto"}), !ContainsSubstring("resume:"));
+  CHECK(values_of(dir.path() / "parts", "val_loss") == values_of(dir.path() / "whole", "val_loss"));
+  CHECK(weights(dir.path() / "parts") == weights(dir.path() / "whole"));
+  CHECK_THAT(
+      run("parts", {"--epochs=4", "--resume=auto", "--ema=0.5", "--no-tensorboard"}),
+      ContainsSubstring("resume: --ema 0.5 replaces the checkpoint's 0.9, --tensorboard false replaces the "
+                        "checkpoint's true\n"));
+}
+
+TEST_CASE("a one-cycle run ends however often its ranks change, in the warm-up too", "[training]") {
+  const TempDir dir;
+  const std::vector<std::string> flags = {
+      "--lr-schedule=one-cycle", "--warmup-steps=9", "--epochs=2", "--limit-train=200",
+      "--batch-size=8",          "--optimizer=sgd",  "--lr=0.1",   "--no-report"};
+  for (const auto& [ranks, steps] : {std::pair(2, 1), {3, 2}, {1, 3}, {1, 0}}) {
+    auto more = with(flags, {"--resume=auto"});
+    if (steps > 0) more.push_back("--max-steps=" + std::to_string(steps));
+    Child child(training("linear", ranks, dir.path() / "run", more));
+    CAPTURE(ranks, steps);
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  }
+  CHECK(std::stod(values_of(dir.path() / "run", "lr").back()) < 1e-3);
+}
+
 TEST_CASE("betas are trained with, recorded and restored, and the command line's win on resume",
           "[training]") {
   const TempDir dir;

@@ -118,11 +118,6 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
 constexpr std::array kOften = {"data",      "out",       "epochs", "batch-size",   "lr",
                                "optimizer", "val-split", "resume", "init-weights", "device"};
 
-/// The settings on which the states of optimizers and schedules depend.
-constexpr std::array<std::string_view, 13> kInStates = {
-    "lr",          "optimizer", "momentum", "betas",     "weight-decay",     "scale-lr",    "lr-schedule",
-    "lr-interval", "t-max",     "gamma",    "step-size", "plateau-patience", "warmup-steps"};
-
 bool is_positional(const TaskEntry& task, const std::string& name) {
   return std::ranges::any_of(task.positionals,
                              [&](const auto& positional) { return positional.first == name; });
@@ -164,10 +159,10 @@ Command make_command(const TaskEntry& task, Config& config) {
 }
 
 /// Drops the task's defaults that contradict given settings.
-void settle_defaults(Config& config, const TaskEntry& task, const settings::Values& given) {
+void settle_defaults(Config& config, const TaskEntry& task) {
   auto& optim = config.train.optim;
   auto& checkpoint = config.train.checkpoint;
-  const auto is_default = [&](const char* name) { return !given.given(name); };
+  const auto is_default = [&](const char* name) { return !config.stated.contains(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
   auto& precision = config.train.precision;
   if (config.fast && is_default("channels-last")) precision.channels_last = true;
@@ -247,12 +242,16 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   values.apply(command.settings, task.name);
   task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
-  settle_defaults(config, task, values);
-  validate(config);
   for (const auto& [name, given] : values.all()) config.stated.insert(name);
+  settle(config, task);
   if (typed.is_true("print-config")) print_and_exit(to_toml(command, /*whole=*/true));
-  config.train.config_json = to_json(config);
   return config;
+}
+
+void settle(Config& config, const TaskEntry& task) {
+  settle_defaults(config, task);
+  validate(config);
+  config.train.config_json = to_json(config);
 }
 
 std::string to_json(const Config& config) {
@@ -274,34 +273,6 @@ std::string to_toml(const Config& config) {
   command.task = config.task;
   command.settings = all_settings(copy);
   return to_toml(command, /*whole=*/false);
-}
-
-ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json) {
-  ResumedConfig resumed{config, config, ""};
-  const auto was = nlohmann::json::parse(checkpoint_json);
-  const auto is = nlohmann::json::parse(to_json(config));
-  auto settings = all_settings(resumed.config), before = all_settings(resumed.before);
-  const auto text = [](const nlohmann::json& value) {
-    return value.is_string() ? value.get<std::string>() : value.is_null() ? "default" : value.dump();
-  };
-  for (std::size_t i = 0; i < settings.size(); ++i) {
-    const auto key = settings[i].key();
-    const bool in_states = std::ranges::find(kInStates, settings[i].name) != kInStates.end();
-    if (!in_states || !was.contains(key) || !is.contains(key) || was[key] == is[key]) continue;
-    if (settings[i].name == "optimizer" && config.stated.contains("optimizer"))
-      throw UsageError("--optimizer: expected " + text(was[key]) + ", whose state the checkpoint has, got " +
-                       text(is[key]));
-    if (!was[key].is_null()) before[i].set(text(was[key]));
-    if (config.stated.contains(settings[i].name))
-      resumed.changes += (resumed.changes.empty() ? "" : ", ") + settings[i].flag() + " " + text(is[key]) +
-                         " replaces the checkpoint's " + text(was[key]);
-    else if (!was[key].is_null())
-      settings[i].set(text(was[key]));
-  }
-  if (was.contains("weight_decay") && was["weight_decay"].is_null())
-    resumed.before.train.optim.optimizer.weight_decay.reset();
-  resumed.config.train.config_json = to_json(resumed.config);
-  return resumed;
 }
 
 ddp::ProcessGroup::Options group_options(const Config& config) {

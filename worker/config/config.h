@@ -69,18 +69,6 @@ std::string to_json(const Config& config);
 /// The configuration as a TOML file for --config, without settings specific to one run, such as its folder.
 std::string to_toml(const Config& config);
 
-/// What applies when a run resumes from a checkpoint: for settings on which the states of optimizer and
-/// schedule depend (the learning rate, momentum, ...), the user's value, else the checkpoint's.
-struct ResumedConfig {
-  Config config;
-  Config before;        ///< the one that made the checkpoint
-  std::string changes;  ///< "--lr 0.1 replaces the checkpoint's 0.01", ...; empty: none
-};
-///
-/// checkpoint_json  its to_json()
-/// throws  UsageError for another optimizer
-ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json);
-
 /// How the ranks connect: within --timeout, or within five minutes by default.
 ddp::ProcessGroup::Options group_options(const Config& config);
 

@@ -40,4 +40,7 @@ struct CommandEntry {
 Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks,
                     const std::vector<CommandEntry>& commands);
 
+/// Drops defaults that contradict stated settings. throws  UsageError for settings that exclude each other
+void settle(Config& config, const TaskEntry& task);
+
 }  // namespace ddprun::worker

@@ -18,19 +18,17 @@ const std::vector<TaskEntry>& all_tasks() {
   return tasks;
 }
 
-void set_defaults(Config& config) {
+const TaskEntry& entry_of(const std::string& task) {
   for (const auto& entry : all_tasks())
-    if (entry.name == config.task) entry.set_defaults(config);
+    if (entry.name == task) return entry;
+  throw UsageError("unknown task '" + task + "'");
 }
 
 train::Task make_task(const Config& config) {
-  for (const auto& entry : all_tasks())
-    if (entry.name == config.task) {
-      auto task = entry.make(config);
-      task.name = entry.name;
-      return task;
-    }
-  throw UsageError("unknown task '" + config.task + "'");
+  const auto& entry = entry_of(config.task);
+  auto task = entry.make(config);
+  task.name = entry.name;
+  return task;
 }
 
 std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress) {

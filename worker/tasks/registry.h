@@ -16,8 +16,8 @@ namespace ddprun::worker {
 
 const std::vector<TaskEntry>& all_tasks();
 
-/// Sets the defaults of the task that config.task names; ignores unknown names.
-void set_defaults(Config& config);
+/// throws  UsageError for an unknown task
+const TaskEntry& entry_of(const std::string& task);
 
 /// Makes the configured task: its model, initialised from the seed, and its data, read and checked.
 /// throws  UsageError for an unknown task or data set, IoError for data and weights

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -31,6 +32,7 @@ namespace ddprun::train {
 namespace {
 
 constexpr const char* kPowerSgd = "PowerSGD";
+constexpr const char* kStepsMeant = "steps_per_epoch";  // in the schedule's state; not in Python's
 
 void synchronise_batch_norm(const Run& run) {
   if (ddp::has_batch_norm(*run.task.module))
@@ -179,9 +181,8 @@ Optimization ParallelModel::make_optimization() {
       groups.empty() ? std::vector{torch::optim::OptimizerParamGroup(engine_->parameters())}
                      : optimizer_groups(*run_.task.module, groups, settings),
       settings, run_.group, options.parallel.zero1);
-  auto schedule = schedule_options(options.optim, settings.lr, run_.length(), run_.mode);
   for (const auto& group : parts.optimizer->param_groups())
-    schedule.one_cycle.lr_factors.push_back(group.options().get_lr() / settings.lr);
+    lr_factors_.push_back(group.options().get_lr() / settings.lr);
   if (options.optim.ema > 0)
     parts.ema =
         std::make_unique<Ema>(engine_->averaged_parameters(), to_vector(run_.task.module->named_buffers()),
@@ -193,7 +194,16 @@ Optimization ParallelModel::make_optimization() {
       value.copy_(sum[0]);
     };
   return Optimization(std::move(parts), options.optim, options.precision.precision, run_.group.device(),
-                      schedule);
+                      schedule());
+}
+
+LrScheduleOptions ParallelModel::schedule() const {
+  const auto& options = run_.options.optim;
+  auto length = run_.length();
+  length.steps_meant = steps_meant_;
+  auto schedule = schedule_options(options, lr_of(options, run_.group.size()), length, run_.mode);
+  schedule.one_cycle.lr_factors = lr_factors_;
+  return schedule;
 }
 
 std::unique_ptr<ddp::StepGraph> ParallelModel::make_graph() const {
@@ -210,6 +220,7 @@ ParallelModel::ParallelModel(const Run& run)
     : run_(run),
       graph_(make_graph()),
       engine_(make_engine()),
+      steps_meant_(std::max<std::int64_t>(1, run.length().steps_per_epoch)),
       nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*run.task.module, run.group)
                                                 : nullptr),
       optimization_(make_optimization()) {
@@ -308,6 +319,7 @@ void ParallelModel::complete(TrainingState& state) {
   optimization_.complete(state.optimizer);
   state.model_config = run_.task.model_config;
   state.lr_schedule = optimization_.schedule_state();
+  if (state.lr_schedule.isGenericDict()) state.lr_schedule.toGenericDict().insert(kStepsMeant, steps_meant_);
   state.scaler = optimization_.scaler_state();
 }
 
@@ -350,14 +362,25 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
 
 void ParallelModel::load_schedule(const TrainingState& state, const std::filesystem::path& source) {
   try {
-    const auto& before = run_.options.optim_before;
-    optimization_.load_schedule_state(state.lr_schedule, run_.resumed_at(state), before ? &*before : nullptr,
-                                      before ? lr_of(*before, state.world_size) : 0,
-                                      lr_of(run_.options.optim, run_.group.size()));
+    resume_schedule(state);
     optimization_.load_scaler_state(state.scaler);
   } catch (const std::invalid_argument& error) {
     throw IoError(source, error.what());
   }
+}
+
+/// The rate follows from the options and the progress; only plateau's is in the state.
+void ParallelModel::resume_schedule(const TrainingState& state) {
+  const auto& now = run_.options.optim;
+  const auto& before = run_.options.optim_before;
+  const double lr = lr_of(now, run_.group.size());
+  const bool same = !before || same_schedule(*before, now);
+  if (before) change_settings(optimization_.optimizer(), before->optimizer, now.optimizer);
+  if (const auto& kept = state.lr_schedule;
+      same && kept.isGenericDict() && kept.toGenericDict().contains(kStepsMeant))
+    steps_meant_ = DictReader(kept, "the learning rate schedule").positive(kStepsMeant);
+  optimization_.go_to(schedule(), run_.progress_of(state), same ? state.lr_schedule : c10::IValue(),
+                      before ? lr / lr_of(*before, state.world_size) : 1);
 }
 
 void ParallelModel::load_whole(const TrainingState& state, const std::filesystem::path& source) {

@@ -95,6 +95,8 @@ class ParallelModel {
   void load_whole(const TrainingState& state, const std::filesystem::path& source);
   void load_power_sgd(const TrainingState& state, const std::filesystem::path& source);
   void load_schedule(const TrainingState& state, const std::filesystem::path& source);
+  void resume_schedule(const TrainingState& state);
+  LrScheduleOptions schedule() const;
   std::unique_ptr<ddp::StepGraph> make_graph() const;
   data::Batch to_device(const data::Batch& batch) const;
   Pass forward_backward(const data::Batch& here, bool last);
@@ -103,7 +105,9 @@ class ParallelModel {
   std::unique_ptr<ddp::StepGraph> graph_;     // null: none
   std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless PowerSGD compresses the gradients
   std::unique_ptr<ParallelEngine> engine_;
+  std::int64_t steps_meant_;  // RunLength's
   std::unique_ptr<ddp::NanCheck> nan_check_;
+  std::vector<double> lr_factors_;  // of the groups
   Optimization optimization_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -17,12 +16,11 @@ namespace {
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Optimizer steps over this many samples on all ranks.
-std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, const TrainerOptions& options,
-                      std::int64_t accumulate) {
+std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, const TrainerOptions& options) {
   const auto divide = [&](std::int64_t a, std::int64_t b) {
     return options.drop_last ? a / b : ceil_div(a, b);
   };
-  return ceil_div(divide(divide(samples, ranks), options.batch_size), accumulate);
+  return ceil_div(divide(divide(samples, ranks), options.batch_size), options.accumulate);
 }
 
 void add_set(std::vector<std::string>& names, const Task& task, const std::string& set) {
@@ -66,30 +64,18 @@ MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& mo
 }
 
 RunLength Run::length() const {
-  return {options.epochs, steps_of(task.train_set->size(), group.size(), options, options.accumulate),
-          options.max_steps};
+  return {options.epochs, steps_of(task.train_set->size(), group.size(), options), options.max_steps};
 }
 
-ResumedAt Run::resumed_at(const TrainingState& state) const {
-  const auto steps = [&](std::int64_t samples, std::int64_t ranks, std::int64_t accumulate) {
-    return steps_of(samples, ranks, options, accumulate);
-  };
-  const auto size = task.train_set->size();
+RunProgress Run::progress_of(const TrainingState& state) const {
   const auto now = length();
-  const auto accumulate_before =
-      nlohmann::json::parse(state.config_json).value("accumulate", options.accumulate);
-  const auto& at = state.position;
-  const auto of_epoch = steps(std::max<std::int64_t>(0, size - at.samples), group.size(), options.accumulate);
-  auto left = std::max<std::int64_t>(0, (now.epochs - at.epoch - 1) * now.steps_per_epoch + of_epoch);
+  const auto epoch = std::min(state.position.epoch, now.epochs);
+  const auto samples = std::max<std::int64_t>(0, task.train_set->size() - state.position.samples);
+  const auto of_epoch = steps_of(samples, group.size(), options);
+  auto left = std::max<std::int64_t>(0, (now.epochs - epoch - 1) * now.steps_per_epoch + of_epoch);
   if (now.max_steps > 0) left = std::min(left, std::max<std::int64_t>(0, now.max_steps - state.step));
-  ResumedAt resumed;
-  resumed.step_ratio =
-      static_cast<double>(now.steps_per_epoch) /
-      static_cast<double>(std::max<std::int64_t>(1, steps(size, state.world_size, accumulate_before)));
-  resumed.step = std::max<std::int64_t>(0, now.steps() - left);
-  resumed.epoch = at.epoch;
-  resumed.steps_per_epoch = now.steps_per_epoch;
-  return resumed;
+  return {std::max<std::int64_t>(0, now.steps() - left), epoch,
+          std::max<std::int64_t>(1, now.steps_per_epoch)};
 }
 
 std::vector<std::string> Run::metric_columns() const {

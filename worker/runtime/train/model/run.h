@@ -36,8 +36,8 @@ struct Run {
   bool on_rank_0() const { return group.rank() == 0; }
   /// In optimizer steps, as far as they are known in advance.
   RunLength length() const;
-  /// For schedules: where a run that resumes from this state continues.
-  ResumedAt resumed_at(const TrainingState& state) const;
+  /// For schedules: how far it is if it continues from this state.
+  RunProgress progress_of(const TrainingState& state) const;
   /// The columns of metrics.csv.
   std::vector<std::string> metric_columns() const;
 };

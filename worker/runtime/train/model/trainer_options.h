@@ -99,8 +99,8 @@ struct TrainerOptions {
   std::function<void(RunFolder&)> on_folder;
   /// Files that on_folder writes.
   std::vector<std::string> more_files;
-  /// Of the run that wrote the checkpoint; settings that differ from `optim` change on resume. nullopt: the
-  /// states in the checkpoint decide.
+  /// Of the run that wrote the checkpoint; what the optimizer's state says changes where `optim` differs from
+  /// it. nullopt: `optim` does not. The schedule is always that of `optim`.
   std::optional<OptimOptions> optim_before;
   PrecisionOptions precision;
   GraphChoice cuda_graph = GraphChoice::kOff;

@@ -33,7 +33,6 @@ struct LrScheduleOptions {
   struct Cosine {  ///< CosineAnnealingLR
     std::int64_t t_max = 0;
     double eta_min = 0;
-    bool whole_run = false;  ///< t_max is the length of the run, like one_cycle.total_steps
   } cosine;
 
   struct OneCycle {  ///< OneCycleLR
@@ -59,19 +58,29 @@ struct LrScheduleOptions {
   } plateau;
 };
 
-/// Where a run resumes, if it may have another length or step size than the earlier one.
-struct ResumedAt {
-  double step_ratio = 1;             ///< an epoch's optimizer steps now, divided by those before
-  std::int64_t step = 0;             ///< this run's optimizer steps: the total minus the remaining ones
+/// How far a run is, in its own steps.
+struct RunProgress {
+  std::int64_t step = 0;             ///< optimizer steps done: all of the run's minus those that are left
   std::int64_t epoch = 0;            ///< epochs done
-  std::int64_t steps_per_epoch = 1;  ///< now
+  std::int64_t steps_per_epoch = 1;  ///< optimizer steps
 };
 
 /// The learning rate for world_size ranks: lr x world_size, because a step sees that many times more samples.
 /// Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1
 double scaled_lr(double lr, int world_size);
 
-class LrScheduler;
+class DictReader;
+
+/// What ReduceLROnPlateau remembers.
+struct PlateauMemory {
+  double best = 0;
+  std::int64_t cooldown = 0, bad_epochs = 0;
+
+  /// Whether the rates fall. throws  std::invalid_argument without a metric
+  bool observe(const LrScheduleOptions::Plateau& options, std::optional<double> metric);
+  void add_to(c10::impl::GenericDict state) const;
+  void load(const DictReader& state);
+};
 
 /// Sets an optimizer's learning rates during training: one of torch.optim.lr_scheduler's schedules, after an
 /// optional linear warm-up. Rates live only in the optimizer's groups, so changing them from outside shifts
@@ -86,8 +95,6 @@ class LrSchedule {
   /// throws  std::invalid_argument for an option out of range, or if an optimizer without momentum should
   /// cycle it
   LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptions& options);
-  ~LrSchedule();
-  LrSchedule(LrSchedule&&) noexcept;
 
   /// Call it after every optimizer step.
   void after_step();
@@ -103,33 +110,36 @@ class LrSchedule {
   /// Adds to the param_groups of an optimizer's state_dict() what PyTorch's schedules keep there: initial_lr
   /// and, for one-cycle, max_lr, min_lr, max_momentum and base_momentum.
   void add_to_groups(const c10::impl::GenericList& groups) const;
-  /// Restores the schedule's position and lengths; the learning rates are in the optimizer's state.
+  /// Restores the schedule's position; the learning rates are in the optimizer's state.
   /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state);
 
-  /// After load_state_dict(): if a step now has more or fewer samples, makes the schedule the same function
-  /// of samples seen (and of the total number of samples, if it spans the whole run). Changes nothing for an
-  /// unchanged run.
-  void translate(const ResumedAt& at);
-  /// Instead of load_state_dict(): as if the run had used this schedule from the start.
-  void start_at(const ResumedAt& at);
-  /// Multiplies all rates, now and later, by to / from.
-  void scale_lrs(double from, double to);
+  /// Sets the learning rate that a run with these options has at this place, whatever it was before: it
+  /// follows from the optimizer's own first rates. Only plateau remembers more.
+  ///
+  /// state  the schedule's at this place, or None: for plateau's memory, and its rates times lr_ratio; for
+  /// arguments
+  ///        of Python's that no setting has (eta_min, start_factor)
+  void go_to(LrScheduleOptions options, const RunProgress& at, const c10::IValue& state = {},
+             double lr_ratio = 1);
 
  private:
-  bool in_warmup() const;
+  bool in_warmup() const { return ticks_ < options_.warmup_steps; }
   bool counts_steps() const { return options_.per_step && options_.kind != LrScheduleKind::kPlateau; }
+  /// The schedule's; 0 when it begins.
+  std::int64_t unit() const { return ticks_ - options_.warmup_steps; }
+  void begin(const LrScheduleOptions& options);
   void advance(std::optional<double> metric);
-  void stretch_warmup(double ratio);
-  void move_warmup();
+  std::vector<double> read_lrs(const DictReader& state, const char* key) const;
 
   torch::optim::Optimizer* optimizer_;
   std::vector<double> first_lrs_;  ///< the optimizer's own, before any schedule changed them
   LrScheduleOptions options_;
-  std::unique_ptr<LrScheduler> warmup_, schedule_;
+  std::vector<double> initial_lrs_, last_lrs_,
+      warmup_lrs_;  ///< as in PyTorch's states; the last: in the warm-up
+  PlateauMemory plateau_;
   std::int64_t steps_ = 0;  ///< optimizer steps
   std::int64_t ticks_ = 0;  ///< SequentialLR's last_epoch
-  std::int64_t whole_;  ///< the run's units including warm-up steps, if the schedule spans the run; else 0
 };
 
 }  // namespace ddprun::train

@@ -1,6 +1,7 @@
 #include <ddprun/train/optim/optimization.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include <ATen/core/Dict.h>
@@ -20,16 +21,6 @@ std::vector<at::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
   return all;
 }
 
-/// Plateau's numbers are not part of its state.
-bool same_schedule(const OptimOptions& a, const OptimOptions& b) {
-  const auto all = [](const OptimOptions& options) {
-    const bool plateau = options.schedule == LrScheduleKind::kPlateau;
-    return std::tuple(options.schedule, options.schedule_per_step, options.t_max, options.step_size,
-                      plateau ? 0.0 : options.gamma, options.warmup_steps);
-  };
-  return all(a) == all(b);
-}
-
 c10::IValue none_if_empty(const c10::impl::GenericDict& dict) {
   return dict.empty() ? c10::IValue() : c10::IValue(dict);
 }
@@ -42,18 +33,33 @@ HeldBack* held_back(torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
+bool same_schedule(const OptimOptions& a, const OptimOptions& b) {
+  const auto all = [](const OptimOptions& options) {
+    const bool plateau = options.schedule == LrScheduleKind::kPlateau;
+    return std::tuple(options.schedule, options.schedule_per_step, options.t_max, options.step_size,
+                      plateau ? 0.0 : options.gamma, options.warmup_steps);
+  };
+  return all(a) == all(b);
+}
+
 LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const RunLength& length,
                                    MonitorMode mode) {
+  const auto steps_now = [&](std::int64_t steps) {
+    if (steps == 0 || length.steps_meant == 0) return steps;
+    const double ratio =
+        static_cast<double>(length.steps_per_epoch) / static_cast<double>(length.steps_meant);
+    return std::max<std::int64_t>(1, std::llround(static_cast<double>(steps) * ratio));
+  };
   LrScheduleOptions schedule;
+  const auto units_now = [&](std::int64_t units) { return schedule.per_step ? steps_now(units) : units; };
   schedule.kind = options.schedule;
   schedule.per_step = options.schedule == LrScheduleKind::kOneCycle ||
                       (options.schedule_per_step && options.schedule != LrScheduleKind::kPlateau);
-  schedule.warmup_steps = options.warmup_steps;
-  schedule.step = {options.step_size, options.gamma};
+  schedule.warmup_steps = steps_now(options.warmup_steps);
+  schedule.step = {units_now(options.step_size), options.gamma};
   const auto whole =
-      schedule.per_step ? std::max<std::int64_t>(1, length.steps() - options.warmup_steps) : length.epochs;
-  schedule.cosine.t_max = options.t_max > 0 ? options.t_max : whole;
-  schedule.cosine.whole_run = options.t_max == 0;
+      schedule.per_step ? std::max<std::int64_t>(1, length.steps() - schedule.warmup_steps) : length.epochs;
+  schedule.cosine.t_max = options.t_max > 0 ? units_now(options.t_max) : whole;
   schedule.one_cycle.max_lr = lr;
   schedule.one_cycle.total_steps = whole;
   schedule.one_cycle.cycle_momentum = options.optimizer.kind != OptimizerKind::kAdadelta;
@@ -138,14 +144,6 @@ void Optimization::load_scaler_state(const c10::IValue& state) {
   scaler_.load_state_dict(state.toGenericDict());
   const DictReader reader(state.toGenericDict(), "the gradient scaler");
   if (reader.has("skipped_steps")) skipped_before_ = reader.integer("skipped_steps");
-}
-void Optimization::load_schedule_state(const c10::IValue& state, const ResumedAt& at,
-                                       const OptimOptions* before, double lr_before, double lr_now) {
-  if (before != nullptr) change_settings(*optimizer_, before->optimizer, options_.optimizer);
-  if (before != nullptr && !same_schedule(*before, options_)) return schedule_.start_at(at);
-  if (state.isGenericDict()) schedule_.load_state_dict(state.toGenericDict());
-  if (before != nullptr && lr_before != lr_now) schedule_.scale_lrs(lr_before, lr_now);
-  if (state.isGenericDict()) schedule_.translate(at);
 }
 void Optimization::complete(const c10::IValue& optimizer_state) const {
   if (optimizer_state.isGenericDict())

@@ -39,15 +39,21 @@ struct RunLength {
   std::int64_t epochs = 1;
   std::int64_t steps_per_epoch = 1;  ///< optimizer steps
   std::int64_t max_steps = 0;        ///< 0: no limit
+  /// The optimizer steps of an epoch for which options in steps were given, such as a warm-up; 0: as now.
+  std::int64_t steps_meant = 0;
   std::int64_t steps() const {
     const auto all = epochs * steps_per_epoch;
     return max_steps > 0 && max_steps < all ? max_steps : all;
   }
 };
 
-/// The arguments for a schedule that spans the whole run.
+/// The arguments for a schedule of the run. Options in steps stand for samples: if a step has half as many
+/// samples as those that were meant, it takes twice the steps.
 LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const RunLength& length,
                                    MonitorMode mode);
+
+/// Whether one continues where the other ended. Plateau's numbers are not part of its state.
+bool same_schedule(const OptimOptions& a, const OptimOptions& b);
 
 /// An optimizer with loss scaling, clipping, averaging and a learning rate schedule.
 class Optimization {
@@ -100,10 +106,11 @@ class Optimization {
   c10::IValue scaler_state() const;
   c10::IValue schedule_state() const;
   void load_scaler_state(const c10::IValue& state);
-  /// before  the options that the state was made with, with all ranks' lr; null: as now. Settings that differ
-  ///         take their current value, others the value in the states.
-  void load_schedule_state(const c10::IValue& state, const ResumedAt& at, const OptimOptions* before,
-                           double lr_before, double lr_now);
+  /// After the optimizer's state was loaded: as LrSchedule::go_to().
+  void go_to(const LrScheduleOptions& schedule, const RunProgress& at, const c10::IValue& state,
+             double lr_ratio) {
+    schedule_.go_to(schedule, at, state, lr_ratio);
+  }
   /// Adds to an optimizer_state_dict() what the schedule stores there; does nothing for None.
   void complete(const c10::IValue& optimizer_state) const;
 

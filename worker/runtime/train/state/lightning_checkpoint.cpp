@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <ddprun/serialize/dict_reader.h>
@@ -105,13 +106,26 @@ GenericDict implied_config(const IValue& optimizer, const IValue& schedule) {
     if (group.has(key)) config.insert(key, group.number(key));
   if (schedule.isNone()) config.insert("lr_schedule", "none");
   if (!schedule.isGenericDict()) return config;
-  const DictReader state(schedule, "the learning rate schedule");
-  for (const auto& [key, kind] : {std::pair{"T_max", "cosine"},
-                                  {"step_size", "step"},
-                                  {"total_steps", "one-cycle"},
-                                  {"num_bad_epochs", "plateau"}})
-    if (state.has(key)) config.insert("lr_schedule", kind);
-  if (state.has("T_max")) config.insert("t_max", state.integer("T_max"));
+  auto own = schedule;
+  if (const DictReader both(schedule, "the learning rate schedule"); both.has("_milestones")) {
+    const auto schedulers = both.list("_schedulers");
+    const auto milestones = both.numbers("_milestones");
+    if (schedulers.size() != 2 || milestones.size() != 1) return config;  // else a schedule after a warm-up
+    config.insert("warmup_steps", static_cast<std::int64_t>(milestones[0]));
+    own = schedulers[1];
+  }
+  const DictReader state(own, "the learning rate schedule");
+  for (const auto& [key, kind, factor] : {std::tuple{"T_max", "cosine", ""},
+                                          {"step_size", "step", "gamma"},
+                                          {"total_steps", "one-cycle", ""},
+                                          {"num_bad_epochs", "plateau", "factor"}}) {
+    if (!state.has(key)) continue;
+    config.insert("lr_schedule", kind);
+    if (*factor != '\0') config.insert("gamma", state.number(factor));
+  }
+  for (const auto& [key, setting] :
+       {std::pair{"T_max", "t_max"}, {"step_size", "step_size"}, {"patience", "plateau_patience"}})
+    if (state.has(key)) config.insert(setting, state.integer(key));
   return config;
 }
 

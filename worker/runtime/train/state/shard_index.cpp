@@ -19,6 +19,7 @@
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/element_types.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/sharded_optimizer_state.h>
 
 namespace ddprun::train {
 namespace {
@@ -283,7 +284,7 @@ at::Tensor ShardReader::shard(const std::string& key, const Unit& unit, int rank
       part.copy_(reordered.as_strided({end - begin}, {1}, begin - own.offset));
     }
   }
-  if (missing > 0 && (result.defined() || key == "model"))
+  if (missing > 0 && (key == "model" || (key == "ema" && result.defined())))
     throw IoError(checkpoint_, "its tensors do not fit the model: '" + key + "' lacks " +
                                    std::to_string(missing) + " of the parameters " +
                                    unit.parameters.front().name + " to " + unit.parameters.back().name);
@@ -350,7 +351,7 @@ c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
     for (const auto& key : keys)
       if (const auto value = reader.whole(key, parameter); value.defined()) entry.insert(key, value);
     if (entry.empty() && !keys.empty()) continue;
-    for (const auto& scalar : parts.dict("scalars")) entry.insert_or_assign(scalar.key(), scalar.value());
+    if (const auto step = step_of(parts, parameter); !step.isNone()) entry.insert("step", step);
     if (!entry.empty()) state.insert(number, entry);
   }
   return make_state({{"state", state}, {"param_groups", parts.at("param_groups")}});

@@ -6,8 +6,8 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <map>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,39 +20,52 @@
 namespace ddprun::train {
 namespace {
 
+using c10::IValue;
 using c10::impl::GenericDict;
+constexpr const char* kStep = "step";  // the one number among an optimizer's tensors
 
-/// Tensors by key, in the shards' order; scalars are the same for all shards.
+/// Tensors by key, and how many steps were taken; both in the shards' order.
 struct ShardState {
   std::map<std::string, std::vector<torch::Tensor>> of_shards;
-  std::map<std::string, torch::Tensor> scalars;
+  std::vector<IValue> steps;
 };
 
 ShardState collect(const GenericDict& state, std::size_t shards) {
-  ShardState result;
-  for (const auto& of_shard : state)
+  ShardState result{{}, std::vector<IValue>(shards)};
+  for (const auto& of_shard : state) {
+    const auto shard = static_cast<std::size_t>(of_shard.key().toInt());
     for (const auto& item : of_shard.value().toGenericDict()) {
       const auto key = item.key().toStringRef();
-      const auto tensor = item.value().toTensor();
-      if (tensor.dim() == 0) {
-        result.scalars[key] = tensor;
-      } else {
-        auto& all = result.of_shards[key];
-        all.resize(shards);
-        all[static_cast<std::size_t>(of_shard.key().toInt())] = tensor;
+      if (key == kStep) {
+        result.steps.at(shard) = item.value();
+        continue;
       }
+      auto& all = result.of_shards[key];
+      all.resize(shards);
+      all.at(shard) = item.value().toTensor();
     }
+  }
   return result;
 }
 
-/// Tensors by key and parameter; scalars are the same for all parameters.
+double number_of(const IValue& step) {
+  return DictReader(make_state({{kStep, step}}), "optimizer").number(kStep);
+}
+
+/// Parameters that share a shard have taken as many steps as the one that took most.
+void take_larger(IValue& step, const IValue& other) {
+  if (step.isNone() || (!other.isNone() && number_of(other) > number_of(step))) step = other;
+}
+
+/// By parameter.
 struct WholeState {
-  std::map<std::string, std::map<std::string, torch::Tensor>> tensors;
-  GenericDict scalars, group;
+  std::map<std::string, std::map<std::string, torch::Tensor>> tensors;  ///< by key
+  std::map<std::string, IValue> steps;
+  GenericDict group;
 };
 
 /// throws  std::invalid_argument unless the value has the layout of optimizer_state_dict() over the module
-WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& module) {
+WholeState collect_whole(const IValue& value, const torch::nn::Module& module) {
   const DictReader root(value, "optimizer");
   const auto groups = root.list("param_groups");
   if (groups.size() != 1) root.fail("expected one parameter group, as fully sharded training has");
@@ -62,7 +75,7 @@ WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& modu
   if (indices.size() != parameters.size())
     root.fail("expected " + std::to_string(parameters.size()) + " parameters, got " +
               std::to_string(indices.size()));
-  WholeState whole{{}, make_state(), groups[0].toGenericDict()};
+  WholeState whole{{}, {}, groups[0].toGenericDict()};
   const auto states = root.dict("state");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto owner = "parameter " + std::to_string(i);
@@ -73,10 +86,10 @@ WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& modu
     for (const auto& item : found->value().toGenericDict()) {
       if (!item.key().isString()) root.fail(owner + ": expected names as keys, got " + item.key().tagKind());
       const auto& key = item.key().toStringRef();
-      if (item.value().isTensor() && item.value().toTensor().dim() > 0)
+      if (key == kStep)
+        whole.steps[parameters[i].key()] = item.value();
+      else if (item.value().isTensor())
         whole.tensors[key][parameters[i].key()] = item.value().toTensor();
-      else
-        whole.scalars.insert_or_assign(key, item.value());
     }
   }
   return whole;
@@ -91,6 +104,19 @@ std::vector<std::size_t> trainable_units(const ddp::FullyShardedDataParallel& sh
   return result;
 }
 
+/// A parameter that no step has used has no state, but shares a shard with others that have one.
+void add_unused(std::map<std::string, torch::Tensor>& by_name,
+                const std::vector<ddp::FullyShardedDataParallel::Unit>& units) {
+  for (const auto& unit : units) {
+    const auto used = std::ranges::find_if(
+        unit.parameters, [&](const auto& parameter) { return by_name.contains(parameter.name); });
+    if (used == unit.parameters.end()) continue;
+    const auto options = by_name.at(used->name).options();
+    for (const auto& parameter : unit.parameters)
+      by_name.try_emplace(parameter.name, torch::zeros(parameter.tensor.sizes(), options));
+  }
+}
+
 /// {"param_groups": [the group, for parameters 0 to count - 1]}
 GenericDict with_parameters(const GenericDict& group, std::int64_t count) {
   auto indices = make_list();
@@ -100,20 +126,18 @@ GenericDict with_parameters(const GenericDict& group, std::int64_t count) {
   return make_state({{"param_groups", make_list({copy})}});
 }
 
-/// Loads the shards' tensors, by key, and the scalars into an optimizer over `count` shards.
-void load(torch::optim::Optimizer& optimizer,
-          const std::map<std::string, std::vector<torch::Tensor>>& tensors, const GenericDict& scalars,
-          const GenericDict& group, std::size_t count, const std::filesystem::path& source) {
+void load(torch::optim::Optimizer& optimizer, const ShardState& shards, const GenericDict& group,
+          const std::filesystem::path& source) {
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < shards.steps.size(); ++i) {
     auto entry = make_state();
-    for (const auto& [key, of_shards] : tensors)
-      if (of_shards.at(i).defined()) entry.insert(key, of_shards[i]);
-    if (!entry.empty() || tensors.empty())
-      for (const auto& scalar : scalars) entry.insert(scalar.key(), scalar.value());
-    if (!entry.empty()) state.insert(static_cast<std::int64_t>(i), entry);
+    for (const auto& [key, tensors] : shards.of_shards)
+      if (tensors.at(i).defined()) entry.insert(key, tensors[i]);
+    if (entry.empty()) continue;
+    if (!shards.steps[i].isNone()) entry.insert(kStep, shards.steps[i]);
+    state.insert(static_cast<std::int64_t>(i), entry);
   }
-  auto root = with_parameters(group, static_cast<std::int64_t>(count));
+  auto root = with_parameters(group, static_cast<std::int64_t>(shards.steps.size()));
   root.insert("state", state);
   load_optimizer_state(optimizer, root, source);
 }
@@ -129,6 +153,11 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
   for (const auto& [key, per_shard] : local.of_shards) whole[key] = sharded.consolidate(per_shard);
   if (rank != 0) return {};
 
+  std::map<std::string, IValue> steps;
+  const auto units = sharded.units();
+  const auto trainable = trainable_units(sharded);
+  for (std::size_t i = 0; i < trainable.size(); ++i)
+    for (const auto& parameter : units[trainable[i]].parameters) steps[parameter.name] = local.steps[i];
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
   auto indices = make_list();
   std::int64_t index = 0;
@@ -138,7 +167,7 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
       if (const auto found = by_name.find(parameter.key()); found != by_name.end())
         entry.insert(key, found->second);
     if (!entry.empty()) {
-      for (const auto& [key, scalar] : local.scalars) entry.insert(key, scalar);
+      if (const auto& step = steps[parameter.key()]; !step.isNone()) entry.insert(kStep, step);
       state.insert(index, entry);
     }
     indices.push_back(index++);
@@ -152,19 +181,27 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
                                   const ddp::FullyShardedDataParallel& sharded,
                                   const torch::nn::Module& module, const c10::IValue& state_dict,
                                   const std::filesystem::path& source) {
-  std::optional<WholeState> whole;
-  std::map<std::string, std::vector<torch::Tensor>> of_shards;
   std::string where;
   try {
-    whole = collect_whole(state_dict, module);
-    for (const auto& [key, by_name] : whole->tensors) {
-      where = "optimizer: '" + key + "': ";
-      of_shards[key] = sharded.share_out(by_name);
+    auto whole = collect_whole(state_dict, module);
+    const auto units = sharded.units();
+    ShardState shards;
+    for (const auto unit : trainable_units(sharded)) {
+      auto& step = shards.steps.emplace_back();
+      for (const auto& parameter : units[unit].parameters)
+        if (const auto found = whole.steps.find(parameter.name); found != whole.steps.end())
+          take_larger(step, found->second);
     }
+    for (auto& [key, by_name] : whole.tensors) {
+      where = "optimizer: '" + key + "': ";
+      add_unused(by_name, units);
+      shards.of_shards[key] = sharded.share_out(by_name);
+    }
+    where.clear();
+    load(optimizer, shards, whole.group, source);
   } catch (const std::invalid_argument& error) {
     throw IoError(source, where + error.what());
   }
-  load(optimizer, of_shards, whole->scalars, whole->group, sharded.shards().size(), source);
 }
 
 c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
@@ -176,12 +213,26 @@ c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
   for (const auto& [key, of_shards] : local.of_shards)
     for (std::size_t i = 0; i < units.size(); ++i)
       if (of_shards[i].defined()) shards.add(key, units[i], of_shards[i]);
-  auto scalars = make_state();
-  for (const auto& [key, scalar] : local.scalars) scalars.insert(key, scalar);
   auto root = with_parameters(state.at("param_groups").toList().get(0).toGenericDict(),
                               static_cast<std::int64_t>(module.named_parameters().size()));
+  auto scalars = make_state(), steps = make_state();
+  IValue most;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    take_larger(most, local.steps[i]);
+    for (const auto& parameter : shards.index.units[units[i]].parameters)
+      if (!local.steps[i].isNone()) steps.insert(parameter.name, local.steps[i]);
+  }
+  if (!most.isNone()) scalars.insert(kStep, most);
   root.insert("scalars", scalars);
+  root.insert("steps", steps);
   return root;
+}
+
+IValue step_of(const DictReader& state, const std::string& parameter) {
+  // Older checkpoints have one number for all.
+  const DictReader steps(state.dict(state.has("steps") ? "steps" : "scalars"), "optimizer");
+  const auto key = state.has("steps") ? parameter : kStep;
+  return steps.has(key) ? steps.at(key) : IValue();
 }
 
 void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyShardedDataParallel& sharded,
@@ -193,10 +244,14 @@ void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyS
     from.fail("expected one parameter group, as fully sharded training has");
   const auto units = sharded.units();
   const auto trainable = trainable_units(sharded);
-  std::map<std::string, std::vector<torch::Tensor>> tensors;
+  ShardState shards;
+  for (const auto unit : trainable) {
+    auto& step = shards.steps.emplace_back();
+    for (const auto& parameter : units[unit].parameters) take_larger(step, step_of(from, parameter.name));
+  }
   for (const auto& key : reader.index().optimizer_keys())
-    for (const auto unit : trainable) tensors[key].push_back(reader.shard(key, units[unit], rank));
-  load(optimizer, tensors, from.dict("scalars"), groups[0].toGenericDict(), trainable.size(), source);
+    for (const auto unit : trainable) shards.of_shards[key].push_back(reader.shard(key, units[unit], rank));
+  load(optimizer, shards, groups[0].toGenericDict(), source);
 } catch (const std::invalid_argument& error) {
   throw IoError(source, error.what());
 }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/optimizer.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
@@ -241,159 +242,204 @@ TEST_CASE("a warm-up ends at the rate that the schedule begins with, plateau's a
 
 namespace {
 
-/// A run of so many epochs, seen by its schedule: after every step, the samples seen (of 1 an epoch), the
-/// rate and the momentum.
+constexpr std::int64_t kSamples = 480;  // of an epoch
+
+/// What a schedule does after a step.
 struct Seen {
-  double epochs, lr, momentum;
+  std::int64_t samples;
+  double lr, momentum;
 };
 
-/// A part of a run. Its length is in the steps of this part's ranks.
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// A run whose steps have so many samples, or what is left of one.
 class Part {
  public:
-  Part(LrScheduleOptions options, std::int64_t epochs, std::int64_t steps_per_epoch)
-      : optimizer(make_optimizer("sgd")), epochs_(epochs), steps_per_epoch_(steps_per_epoch) {
-    const auto whole = options.per_step ? epochs * steps_per_epoch - options.warmup_steps : epochs;
-    if (options.cosine.whole_run) options.cosine.t_max = whole;
-    options.one_cycle.total_steps = whole;
-    schedule.emplace(*optimizer, options);
+  Part(const train::OptimOptions& options, std::int64_t epochs, std::int64_t samples_per_step,
+       double lr_factor = 1)
+      : optimizer(make_optimizer("sgd")), options_(options), size_(samples_per_step), lr_(0.1 * lr_factor) {
+    length_ = {.epochs = epochs, .steps_per_epoch = ceil_div(kSamples, size_)};
+    length_.steps_meant = length_.steps_per_epoch;
+    for (auto& group : optimizer->param_groups())
+      group.options().set_lr(group.options().get_lr() * lr_factor);
+    schedule.emplace(*optimizer, now_options());
   }
 
-  /// Goes on from where a part ended.
-  void resume(Part& before, double epochs_done) {
-    for (std::size_t i = 0; i < 2; ++i)
-      optimizer->param_groups()[i].set_options(before.optimizer->param_groups()[i].options().clone());
-    schedule->load_state_dict(before.schedule->state_dict());
-    schedule->translate(at(before, epochs_done));
-    step = std::llround(epochs_done * static_cast<double>(steps_per_epoch_));
+  /// Goes on from where a run ended.
+  void resume(const Part& before, double lr_ratio = 1) {
+    samples = before.samples;
+    length_.steps_meant = before.length_.steps_meant;
+    schedule->go_to(now_options(), progress(), before.schedule->state_dict(), lr_ratio);
   }
-  train::ResumedAt at(const Part& before, double epochs_done) const {
-    train::ResumedAt at;
-    at.step_ratio = static_cast<double>(steps_per_epoch_) / static_cast<double>(before.steps_per_epoch_);
-    at.step = std::llround(epochs_done * static_cast<double>(steps_per_epoch_));
-    at.epoch = static_cast<std::int64_t>(epochs_done);
-    at.steps_per_epoch = steps_per_epoch_;
-    return at;
+  /// The same from a run with another schedule.
+  void replace(const Part& before) {
+    samples = before.samples;
+    schedule->go_to(now_options(), progress());
   }
 
-  std::vector<Seen> run_until(double epochs_done) {
+  /// Whole steps.
+  std::vector<Seen> run_until(double epochs) {
     std::vector<Seen> seen = {now()};
-    while (static_cast<double>(step) < epochs_done * static_cast<double>(steps_per_epoch_)) {
+    while (static_cast<double>(samples) < epochs * kSamples) {
+      const auto of_epoch = kSamples - samples % kSamples;
       schedule->after_step();
-      if (++step % steps_per_epoch_ == 0) schedule->after_epoch(1.0);
+      samples += std::min(size_, of_epoch);
+      if (of_epoch <= size_) schedule->after_epoch(1.0);
       seen.push_back(now());
     }
     return seen;
   }
-  Seen now() const {
-    return {static_cast<double>(step) / static_cast<double>(steps_per_epoch_), lrs_of(*optimizer)[0],
-            momentum_of(*optimizer)};
-  }
+  Seen now() const { return {samples, lrs_of(*optimizer)[0], momentum_of(*optimizer)}; }
 
   std::unique_ptr<Optimizer> optimizer;
   std::optional<LrSchedule> schedule;
-  std::int64_t step = 0;
+  std::int64_t samples = 0;  ///< done
 
  private:
-  std::int64_t epochs_, steps_per_epoch_;
+  LrScheduleOptions now_options() const {
+    return train::schedule_options(options_, lr_, length_, MonitorMode::kMin);
+  }
+  train::RunProgress progress() const {
+    const auto epoch = samples / kSamples;
+    const auto left = (length_.epochs - epoch - 1) * length_.steps_per_epoch +
+                      ceil_div(kSamples - samples % kSamples, size_);
+    return {length_.steps() - left, epoch, length_.steps_per_epoch};
+  }
+
+  train::OptimOptions options_;
+  std::int64_t size_;
+  double lr_;
+  train::RunLength length_;
 };
 
-std::vector<LrScheduleOptions> all_schedules(std::int64_t epochs_of_cosine) {
-  std::vector<LrScheduleOptions> all;
+std::vector<train::OptimOptions> all_schedules(std::int64_t t_max = 0) {
+  std::vector<train::OptimOptions> all;
   for (const auto& [name, kind] : kKinds)
     for (const bool per_step : {false, true})
       for (const std::int64_t warmup_steps : {0, 8}) {
-        LrScheduleOptions options;
-        options.kind = kind;
-        options.per_step = per_step || kind == LrScheduleKind::kOneCycle;
+        train::OptimOptions options;
+        options.schedule = kind;
+        options.schedule_per_step = per_step;
         options.warmup_steps = warmup_steps;
-        options.step = {per_step ? 24 : 2, 0.5};
-        options.cosine = {.t_max = epochs_of_cosine, .whole_run = epochs_of_cosine == 0};
-        options.one_cycle.max_lr = 0.3;
-        options.plateau.patience = 0;
+        options.step_size = per_step ? 24 : 2;
+        options.gamma = 0.5;
+        options.t_max = t_max;
+        options.plateau_patience = 0;
         all.push_back(options);
       }
   return all;
+}
+
+/// The most that the rate and the momentum change in a step.
+double largest_step(const std::vector<Seen>& seen) {
+  double largest = 0;
+  for (std::size_t i = 1; i < seen.size(); ++i)
+    largest = std::max(
+        {largest, std::abs(seen[i].lr - seen[i - 1].lr), std::abs(seen[i].momentum - seen[i - 1].momentum)});
+  return largest;
+}
+
+/// seen and expected end together.
+void check_end(const std::vector<Seen>& seen, const std::vector<Seen>& expected, double tolerance = 1e-12) {
+  for (std::size_t i = 1; i <= seen.size(); ++i) {
+    const auto &a = seen[seen.size() - i], &b = expected[expected.size() - i];
+    CAPTURE(b.samples);
+    CHECK(std::abs(a.lr - b.lr) < tolerance);
+    CHECK(std::abs(a.momentum - b.momentum) < tolerance);
+  }
 }
 
 }  // namespace
 
 TEST_CASE("with steps of another size a schedule has the same rates at the same samples, there and back",
           "[lr_schedule]") {
-  const std::int64_t cosine = GENERATE(0, 32);
+  const std::int64_t t_max = GENERATE(0, 32);
   for (const auto interrupted : {0.25, 0.5, 0.75, 1.5, 2.0})
-    for (const auto& options : all_schedules(cosine)) {
-      CAPTURE(options.kind, options.per_step, options.warmup_steps, options.cosine.t_max, interrupted);
-      Part whole(options, 4, 16), first(options, 4, 16), twice_the_steps(options, 4, 32),
-          last(options, 4, 16);
+    for (const auto& options : all_schedules(t_max)) {
+      CAPTURE(options.schedule, options.schedule_per_step, options.warmup_steps, t_max, interrupted);
+      Part whole(options, 4, 30), first(options, 4, 30), twice_the_steps(options, 4, 15),
+          last(options, 4, 30);
       const auto expected = whole.run_until(4);
       first.run_until(interrupted);
-      twice_the_steps.resume(first, interrupted);
-      auto seen = twice_the_steps.run_until(3);
-      last.resume(twice_the_steps, 3);
-      for (const auto& point : last.run_until(4)) seen.push_back(point);
-      double largest_step = 0;
-      for (std::size_t i = 1; i < expected.size(); ++i)
-        largest_step = std::max({largest_step, std::abs(expected[i].lr - expected[i - 1].lr),
-                                 std::abs(expected[i].momentum - expected[i - 1].momentum)});
-      const auto rate = [&](double epochs) { return expected[static_cast<std::size_t>(epochs * 16)]; };
+      twice_the_steps.resume(first);
+      const auto seen = twice_the_steps.run_until(3);
+      last.resume(twice_the_steps);
+      // One-cycle's phases end a step early, and steps differ in size: off by the change of one step at most.
+      const bool one_cycle = options.schedule == LrScheduleKind::kOneCycle;
+      const double tolerance = one_cycle ? largest_step(expected) : 1e-9;
       for (const auto& point : seen) {
-        if (std::fmod(point.epochs * 16, 1) != 0) continue;  // whole steps of both
-        CAPTURE(point.epochs);
-        // One-cycle's phases end a step early, and steps differ in size: off by the change of one step at
-        // most.
-        const double tolerance = options.kind == LrScheduleKind::kOneCycle ? largest_step : 1e-9;
-        CHECK(std::abs(point.lr - rate(point.epochs).lr) < tolerance);
-        CHECK(std::abs(point.momentum - rate(point.epochs).momentum) < tolerance);
+        if (point.samples % 30 != 0) continue;  // whole steps of both
+        CAPTURE(point.samples);
+        const auto& then = expected[static_cast<std::size_t>(point.samples / 30)];
+        CHECK(std::abs(point.lr - then.lr) < tolerance);
+        CHECK(std::abs(point.momentum - then.momentum) < tolerance);
       }
-      // After the way back, exactly those of the undisturbed run.
-      CHECK(std::abs(last.now().lr - expected.back().lr) < 1e-12);
-      CHECK(std::abs(last.now().momentum - expected.back().momentum) < 1e-12);
+      check_end(last.run_until(4), expected, /*tolerance=*/1e-15);
     }
+}
+
+TEST_CASE("a schedule ends with its run, however often the samples of a step change", "[lr_schedule]") {
+  for (const auto& options : all_schedules()) {
+    Part whole(options, 2, 30);
+    const auto expected = whole.run_until(2);
+    for (const std::int64_t a : {30, 20, 45, 100})
+      for (const std::int64_t b : {30, 20, 50, 70})
+        for (const double first_change : {0.05, 0.1, 0.3, 0.6, 1.1})
+          for (const double between : {0.04, 0.2, 0.7}) {
+            CAPTURE(options.schedule, options.schedule_per_step, options.warmup_steps, a, b, first_change,
+                    between);
+            Part first(options, 2, 30), second(options, 2, a), third(options, 2, b), last(options, 2, 30);
+            first.run_until(first_change);
+            second.resume(first);
+            second.run_until(first_change + between);
+            third.resume(second);
+            third.run_until(std::min(1.95, first_change + 2 * between));
+            last.resume(third);
+            CHECK_NOTHROW(last.run_until(2));
+            CHECK(last.samples == 2 * kSamples);
+            if (options.schedule == LrScheduleKind::kPlateau)
+              continue;  // its rates depend on what was measured
+            CHECK(std::abs(last.now().lr - expected.back().lr) < 1e-12);
+            CHECK(std::abs(last.now().momentum - expected.back().momentum) < 1e-12);
+          }
+  }
 }
 
 TEST_CASE("a longer run goes on with the schedule of its own length, at its own progress", "[lr_schedule]") {
   for (const double done : {1.0, 2.5, 4.0})
-    for (const auto& options : all_schedules(0)) {
-      if (done == 2.5 && !options.per_step) continue;  // a schedule of epochs continues after one
-      CAPTURE(options.kind, options.per_step, options.warmup_steps, done);
-      Part longer(options, 6, 16), first(options, 4, 16), rest(options, 6, 16);
+    for (const auto& options : all_schedules()) {
+      CAPTURE(options.schedule, options.schedule_per_step, options.warmup_steps, done);
+      Part longer(options, 6, 30), first(options, 4, 30), rest(options, 6, 30);
       const auto expected = longer.run_until(6);
       first.run_until(done);
-      rest.resume(first, done);
-      const auto seen = rest.run_until(6);
-      for (std::size_t i = 0; i < seen.size(); ++i) {
-        CAPTURE(seen[i].epochs);
-        CHECK(std::abs(seen[i].lr - expected[expected.size() - seen.size() + i].lr) < 1e-12);
-        CHECK(std::abs(seen[i].momentum - expected[expected.size() - seen.size() + i].momentum) < 1e-12);
-      }
+      rest.resume(first);
+      check_end(rest.run_until(6), expected);
     }
 }
 
 TEST_CASE("a schedule that replaces another stands where it would if it had run from the start",
           "[lr_schedule]") {
-  for (const auto& options : all_schedules(0)) {
-    if (options.kind == LrScheduleKind::kPlateau) continue;  // its rates depend on what was measured
-    CAPTURE(options.kind, options.per_step, options.warmup_steps);
-    Part whole(options, 4, 16), none({}, 4, 16), replaced(options, 4, 16);
+  for (const auto& options : all_schedules()) {
+    if (options.schedule == LrScheduleKind::kPlateau) continue;  // its rates depend on what was measured
+    CAPTURE(options.schedule, options.schedule_per_step, options.warmup_steps);
+    Part whole(options, 4, 30), none({}, 4, 30), replaced(options, 4, 30);
     const auto expected = whole.run_until(4);
-    replaced.schedule->start_at(replaced.at(none, 2));
-    replaced.step = 32;
-    const auto seen = replaced.run_until(4);
-    for (std::size_t i = 0; i < seen.size(); ++i) CHECK(std::abs(seen[i].lr - expected[32 + i].lr) < 1e-12);
+    none.run_until(2);
+    replaced.replace(none);
+    check_end(replaced.run_until(4), expected);
   }
 }
 
 TEST_CASE("another learning rate scales what is left of a schedule", "[lr_schedule]") {
-  for (const auto& options : all_schedules(0)) {
-    if (options.kind == LrScheduleKind::kOneCycle) continue;  // has its rates from its options
-    CAPTURE(options.kind, options.per_step, options.warmup_steps);
-    Part whole(options, 4, 16), scaled(options, 4, 16);
+  for (const auto& options : all_schedules()) {
+    CAPTURE(options.schedule, options.schedule_per_step, options.warmup_steps);
+    Part whole(options, 4, 30), first(options, 4, 30), scaled(options, 4, 30, 7);
     const auto expected = whole.run_until(4);
-    scaled.run_until(2);
-    scaled.schedule->scale_lrs(0.1, 0.7);
-    const auto seen = scaled.run_until(4);
-    for (std::size_t i = 0; i < seen.size(); ++i)
-      CHECK(std::abs(seen[i].lr - 7 * expected[32 + i].lr) < 1e-12);
+    first.run_until(2);
+    scaled.resume(first, 7);
+    auto seen = scaled.run_until(4);
+    for (auto& point : seen) point.lr /= 7;
+    check_end(seen, expected);
   }
 }
 

@@ -119,12 +119,14 @@ c10::impl::GenericDict go_on(const std::string& name, const c10::impl::GenericDi
   for (const c10::IValue& value : state.at("model").toList())
     model.push_back(value.toTensor().clone().requires_grad_());
   const auto lr = parts[1] == "one-cycle" ? 0.05 : options.optimizer.lr;
+  const train::RunLength length{.steps_per_epoch = 3 * kPart};
   train::Optimization optimization(
       {train::make_optimizer(options.optimizer, {{model}}), nullptr, nullptr}, options,
       parts[2] == "scaled" ? train::Precision::k16Mixed : train::Precision::k32, torch::kCPU,
-      train::schedule_options(options, lr, {.steps_per_epoch = 3 * kPart}, train::MonitorMode::kMin));
+      train::schedule_options(options, lr, length, train::MonitorMode::kMin));
   train::load_optimizer_state(optimization.optimizer(), state.at("optimizer"), name);
-  optimization.load_schedule_state(or_none(state, "lr_schedule"), {}, nullptr, 0, 0);
+  optimization.go_to(train::schedule_options(options, lr, length, train::MonitorMode::kMin),
+                     {.step = kPart, .epoch = kPart}, or_none(state, "lr_schedule"), 1);
   optimization.load_scaler_state(or_none(state, "scaler"));
 
   c10::impl::GenericList losses(c10::AnyType::get()), tensors(c10::AnyType::get());

@@ -9,9 +9,11 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/rank_state.h>
 #include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
@@ -153,6 +155,86 @@ TEST_CASE("a fully sharded optimizer refuses a state that does not fit, by name"
     expect(refused(root), "dir/a.pt: state of optimizer: expected 6 parameters, got 0");
     for (std::int64_t i = 0; i < 6; ++i) indices.push_back(i);
     expect(refused(root), "dir/a.pt: state of optimizer: expected 'state', got none");
+  });
+}
+
+namespace {
+
+/// A parameter without dimensions, one that no step uses, and one that only some do.
+struct Uneven : torch::nn::Module {
+  torch::Tensor scale = register_parameter("logit_scale", torch::ones({}));
+  torch::nn::Linear often = register_module("often", torch::nn::Linear(3, 2));
+  torch::nn::Linear seldom = register_module("seldom", torch::nn::Linear(2, 2));
+  torch::nn::Linear never = register_module("never", torch::nn::Linear(2, 2));
+
+  /// Of an unsharded optimizer, as DistributedDataParallel's ranks have it.
+  c10::IValue train() {
+    torch::optim::Adam adam(parameters(), torch::optim::AdamOptions(0.01));
+    for (int step = 0; step < 3; ++step) {
+      adam.zero_grad();
+      auto x = often->forward(torch::ones({4, 3}));
+      if (step == 1) x = seldom->forward(x);
+      (scale * x).square().mean().backward();
+      adam.step();
+    }
+    return optimizer_state_dict(adam);
+  }
+};
+
+double step_of_parameter(const c10::IValue& state, std::int64_t parameter) {
+  const auto entry = state.toGenericDict().at("state").toGenericDict().at(parameter).toGenericDict();
+  return entry.at("step").toTensor().item<double>();
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a fully sharded optimizer takes up what DistributedDataParallel's left, parameters without a state or "
+    "dimensions and steps of their own too",
+    "[checkpoint_ranks]") {
+  // Parameters 1 and 2 are often's, 3 and 4 seldom's, 5 and 6 never's.
+  run_ranks(2, [](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    const auto saved = Uneven().train();
+    for (const bool one_unit : {false, true}) {
+      Uneven module;
+      FullyShardedDataParallel fsdp(module, group, {.unit_bytes = one_unit ? 1 << 20 : 1});
+      torch::optim::Adam adam(fsdp.shards(), torch::optim::AdamOptions(0.01));
+      load_sharded_optimizer_state(adam, fsdp, module, saved, "a.pt");
+      const auto again = sharded_optimizer_state_dict(adam, fsdp, module, group.rank());
+      if (group.rank() != 0) continue;
+      const auto states = saved.toGenericDict().at("state").toGenericDict();
+      const auto found = again.toGenericDict().at("state").toGenericDict();
+      for (const std::int64_t parameter : {0, 1, 2, 3, 4})
+        for (const char* key : {"exp_avg", "exp_avg_sq"})
+          ensure(found.at(parameter).toGenericDict().at(key).toTensor().equal(
+                     states.at(parameter).toGenericDict().at(key).toTensor()),
+                 "the same state");
+      ensure(found.contains(std::int64_t{5}) == one_unit, "none, or zero beside others in a unit");
+      ensure(step_of_parameter(again, 0) == 3 && step_of_parameter(again, 1) == 3, "as often as it was used");
+      ensure(step_of_parameter(again, 3) == (one_unit ? 3 : 1), "its own, or the unit's");
+    }
+  });
+}
+
+TEST_CASE("the pieces of an optimizer's state have each parameter's steps, and older ones that of all",
+          "[checkpoint_ranks]") {
+  run_ranks(2, [](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    const auto saved = Uneven().train();
+    Uneven module;
+    FullyShardedDataParallel fsdp(module, group, {.unit_bytes = 1});
+    torch::optim::Adam adam(fsdp.shards(), torch::optim::AdamOptions(0.01));
+    load_sharded_optimizer_state(adam, fsdp, module, saved, "a.pt");
+    Shards shards{make_shard_index(module, fsdp.units()), {}};
+    auto pieces = add_optimizer_pieces(adam, fsdp, module, shards).toGenericDict();
+    const auto step = [&](const char* parameter) {
+      const auto value = step_of(DictReader(pieces, "optimizer"), parameter);
+      return value.isNone() ? 0 : value.toTensor().item<double>();
+    };
+    ensure(step("logit_scale") == 3 && step("seldom.bias") == 1 && step("never.bias") == 0, "its own");
+    (void)pieces.erase("steps");
+    ensure(step("logit_scale") == 3 && step("seldom.bias") == 3, "the most");
   });
 }
 
