@@ -14,7 +14,8 @@ namespace {
 std::string why_ended(const Run& run, const TrainingState& state) {
   const auto& options = run.options;
   if (const auto reason = before_resume(state, run).stop_reason) return *reason;
-  if (state.position.epoch >= options.epochs) return "--epochs=" + std::to_string(options.epochs) + " are done";
+  if (state.position.epoch >= options.epochs)
+    return "--epochs=" + std::to_string(options.epochs) + " are done";
   if (options.max_steps > 0 && state.step >= options.max_steps)
     return "--max-steps=" + std::to_string(options.max_steps) + " are done";
   return "";
