@@ -36,6 +36,9 @@ TEST_CASE("the help lists every task and command, and each command has one", "[t
       CHECK(ended == ExitStatus::exited(0));
       CHECK_THAT(help, ContainsSubstring("usage: worker " + std::string(command)));
     }
+  const auto [ended, help] = ask({"sam", "--predict", "--help"});
+  CHECK(ended == ExitStatus::exited(0));
+  CHECK_THAT(help, ContainsSubstring("usage: worker sam --predict IMAGE"));
 }
 
 TEST_CASE("a task's help begins with what people set most, and has each flag once", "[training]") {
@@ -63,6 +66,18 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
       {{"linear", "--backend=nccl", "--device=cpu"}, "--backend=nccl: expected a GPU"},
       {{"mnist", "--data=mnits"},
        "--data: expected a folder or one of the names mnist, fashion-mnist, got 'mnits'"},
+      {{"mnist", "--data=./mnits"},
+       "--data: expected a folder or one of the names mnist, fashion-mnist, got './mnits'"},
+      {{"linear", "--val-split=0.2", "--val-every-steps=3", "--monitor=test_loss"},
+       "--monitor: this run has no metric 'test_loss' when --val-every-steps validates, expected one of "
+       "val_loss"},
+      {{"linear", "--val-split=0.2", "--val-every-steps=3", "--checkpoint-name={train_acc}"},
+       "--checkpoint-name: this run has no metric 'train_acc' when --val-every-steps validates"},
+      {{"linear", "--out=run", "--val-split=0.2", "--val-every-steps=99", "--lr-schedule=plateau"},
+       "--val-every-steps: expected at most 25, the steps of an epoch, for --lr-schedule=plateau, got 99"},
+      {{"linear", "--out=run", "--epochs=2", "--val-split=0.2", "--val-every-steps=99", "--patience=1"},
+       "--val-every-steps: expected at most 50, the steps of the run, for --patience, got 99"},
+      {{"linear", "--checkpoint-name=last"}, "--checkpoint-name: expected another name than 'last'"},
       {{"linear", "--ema=1"}, "--ema: expected a decay from 0 to less than 1"},
       {{"linear", "--checkpoint-name={foo}"},
        "--checkpoint-name: this run has no metric 'foo' after an epoch"},

@@ -108,7 +108,8 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
   std::string message;
   SECTION("missing folder") {
     flags = {"--data=/no/such/folder"};
-    message = "/no/such/folder: no such folder; expected one with train-images-idx3-ubyte[.gz]";
+    message = "--data: expected a folder or one of the names mnist, fashion-mnist, got '/no/such/folder'";
+    code = 2;
   }
   SECTION("cut file") {
     fs::copy(fashion_mnist(), dir.path() / "data");
@@ -240,18 +241,50 @@ TEST_CASE("Ctrl-C saves a checkpoint, and a second one does not wait for it", "[
   if (twice) CHECK(std::chrono::steady_clock::now() - begin < 1s);
 }
 
-TEST_CASE("SIGTERM under --join waits for the epoch's end, and saves it", "[training]") {
+TEST_CASE("SIGTERM under --join ends the run after the step, and the run goes on there", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
-  auto command = mnist(2, dir.path() / "run",
-                       {"--data=fashion-mnist", "--join", "--epochs=50", "--batch-size=16",
-                        "--limit-train=12800", "--limit-test=100", "--log-interval=1"});
-  command.argv[2] = "--shutdown-timeout=100";
-  Child child(command);
+  const std::vector<std::string> flags = {"--data=fashion-mnist", "--join",           "--epochs=1",
+                                          "--batch-size=16",      "--limit-test=100", "--log-interval=1",
+                                          "--resume=auto",        "--max-steps=1000"};
+  Child child(mnist(2, dir.path() / "run", flags));
   REQUIRE(child.wait_for_output("Train Epoch: 1 ", 1));
   child.send_signal(SIGTERM);
   CHECK(child.wait(kTraining) == ExitStatus::killed(SIGTERM));
-  CHECK(fs::exists(dir.path() / "run/checkpoints/last.pt"));
+  check_nothing_left(child);
+  const auto steps = values_of(dir.path() / "run", "train_loss").size();
+  CHECK(steps < 1000);
+  auto again = flags;
+  again.back() = "--max-steps=" + std::to_string(steps + 1);
+  Child second(mnist(2, dir.path() / "run", again));
+  CHECK(second.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(second.out(), ContainsSubstring("at step " + std::to_string(steps) + "\n"));
+}
+
+TEST_CASE("SIGTERM while a slow disk still writes a checkpoint waits for it and saves the newest step",
+          "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(2, dir.path() / "run",
+                       {"--data=fashion-mnist", "--epochs=50", "--batch-size=16", "--limit-train=12800",
+                        "--limit-test=100", "--log-interval=1", "--checkpoint-every-steps=2"});
+  command.argv[2] = "--shutdown-timeout=60";
+  command.env["LD_PRELOAD"] = SLOW_DISK;
+  Child child(command);
+  // The checkpoint of step 2 is being written, and that of step 4 waits for it.
+  REQUIRE(wait_until([&] {
+    return fs::exists(dir.path() / "run/metrics.csv") &&
+           values_of(dir.path() / "run", "train_loss").size() >= 4;
+  }));
+  child.send_signal(SIGTERM);
+  CHECK(child.wait(kTraining) == ExitStatus::killed(SIGTERM));
+  check_nothing_left(child);
+  CHECK_THAT(child.out(), ContainsSubstring("terminated; continue with --resume"));
+  command.argv.insert(command.argv.end(), {"--resume=auto", "--epochs=1", "--max-steps=5"});
+  command.env.erase("LD_PRELOAD");
+  Child second(command);
+  CHECK(second.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(second.out(), ContainsSubstring("at step 4\n"));
 }
 
 TEST_CASE("a user's signal ends the training and is what ddprun dies of", "[training]") {

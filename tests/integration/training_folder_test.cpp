@@ -61,7 +61,8 @@ TEST_CASE("--resume auto refuses a run that it cannot read, and changes nothing"
   const TempDir dir;
   const auto out = dir.path() / "run";
   const bool sharded = GENERATE(false, true);
-  const std::vector<std::string> flags = sharded ? std::vector<std::string>{"--fsdp"} : std::vector<std::string>{};
+  const std::vector<std::string> flags =
+      sharded ? std::vector<std::string>{"--fsdp"} : std::vector<std::string>{};
   const int ranks = sharded ? 2 : 0;
   require_success(linear(out, {flags.begin(), flags.end()}, ranks));
   const auto last = out / "checkpoints/last.pt";
@@ -92,8 +93,10 @@ TEST_CASE("--resume auto refuses a run that it cannot read, and changes nothing"
 TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path();
-  const Files mine = {{"best/notes.txt", "mine"},     {"figures/loss.png", "mine"},
-                      {"figures/holiday.png", "mine"}, {"report.html", "mine"},
+  const Files mine = {{"best/notes.txt", "mine"},
+                      {"figures/loss.png", "mine"},
+                      {"figures/holiday.png", "mine"},
+                      {"report.html", "mine"},
                       {"events.out.tfevents.1.other", "mine"}};
   for (const auto& [name, text] : mine) write(out / name, text);
   const auto ended = end_of(linear(out, {}));
@@ -115,7 +118,8 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
   }
 }
 
-TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkpoint", "[training][run_folder]") {
+TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkpoint",
+          "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=2"}));
@@ -135,12 +139,14 @@ TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkp
   CHECK_FALSE(fs::exists(replaced));
 }
 
-TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it", "[training][run_folder]") {
+TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it",
+          "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=4"}));
   const auto last = read_file(out / "checkpoints/last.pt");
-  require_success(linear(out, {"--epochs=2", "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string(), "--lr=0.5"}));
+  require_success(linear(
+      out, {"--epochs=2", "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string(), "--lr=0.5"}));
   CHECK(read_file(out / "checkpoints/last-branch=1.pt") == last);
   CHECK(values_of(out, "step").back() == "16");
   const auto ended = end_of(linear(out, {"--epochs=3", "--resume=auto"}));
@@ -153,9 +159,10 @@ TEST_CASE("a lost rank does not lead back to the branch that a resume has left",
   const TempDir dir;
   const auto out = dir.path() / "run";
   const auto flags = [](const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"--data=fashion-mnist", "--limit-train=512", "--limit-test=64", "--batch-size=16",
-                                    "--val-split=0.1", "--save-top-k=-1", "--fsdp", "--memory-checkpoint-every=2",
-                                    "--log-interval=1", "--no-report", "--no-progress"};
+    std::vector<std::string> all = {
+        "--data=fashion-mnist", "--limit-train=512", "--limit-test=64", "--batch-size=16",
+        "--val-split=0.1",      "--save-top-k=-1",   "--fsdp",          "--memory-checkpoint-every=2",
+        "--log-interval=1",     "--no-report",       "--no-progress"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   };
@@ -169,7 +176,8 @@ TEST_CASE("a lost rank does not lead back to the branch that a resume has left",
   require_success(command({"--epochs=3"}));
   fs::path first;
   for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
-    if (entry.path().filename().string().starts_with("epoch=0") && entry.path().extension() == ".pt") first = entry.path();
+    if (entry.path().filename().string().starts_with("epoch=0") && entry.path().extension() == ".pt")
+      first = entry.path();
   REQUIRE(!first.empty());
   Child child(command({"--epochs=2", "--resume=" + first.string()}));
   REQUIRE(child.wait_for_output("Loss", 4));
@@ -192,7 +200,8 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
     return command;
   };
   const auto runs = end_of(of_worker({"runs", (dir.path() / "runs").string()}));
-  CHECK_THAT(runs.out, ContainsSubstring("FOLDER") && ContainsSubstring(out.string()) && ContainsSubstring("val_loss"));
+  CHECK_THAT(runs.out,
+             ContainsSubstring("FOLDER") && ContainsSubstring(out.string()) && ContainsSubstring("val_loss"));
   const auto states = end_of(of_worker({"runs", out.string()}));
   CHECK_THAT(states.out, ContainsSubstring("last.pt") && ContainsSubstring("epoch=0-step=8.pt"));
   const auto before = files_in(out);
@@ -202,7 +211,8 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
   CAPTURE(pruned.out, pruned.err);
   CHECK(pruned.status == ExitStatus::exited(0));
   std::vector<std::string> kept;
-  for (const auto& entry : fs::directory_iterator(out / "checkpoints")) kept.push_back(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    kept.push_back(entry.path().filename());
   std::ranges::sort(kept);
   CHECK(kept == std::vector<std::string>{"epoch=2-step=24.pt", "epoch=3-step=32.pt", "last.pt", "mine.pt"});
   require_success(linear(out, {"--epochs=5", "--val-split=0.25", "--resume=auto"}));

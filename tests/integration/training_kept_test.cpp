@@ -51,7 +51,7 @@ std::vector<Moment> moments() {
           {"evaluation", {"--limit-val=6000", "--checkpoint-every-steps=3"}, after(kStepsOfEpoch), 3},
           {"evaluation between steps", {"--limit-val=6000", "--val-every-steps=7"}, after(7), 7},
           {"checkpoint", {"--checkpoint-every-steps=1"}, writes_a_checkpoint, 1},
-          {"--join", {"--join", "--limit-train=310"}, after(14), kStepsOfEpoch},
+          {"--join", {"--join", "--limit-train=321", "--checkpoint-every-steps=3"}, after(14), 3},
           {"--ema", {"--ema=0.9", "--checkpoint-every-steps=3"}, after(14), 3},
           {"--fsdp", {"--fsdp", "--checkpoint-every-steps=3"}, after(14), 3}};
 }

@@ -139,6 +139,10 @@ void write(const ExportFlags& flags, Exported model) {
 int run_export_command(int argc, char** argv) {
   const auto flags = parse_export_flags(argc, argv);
   if (!flags) return 0;
+  if (std::error_code none; std::filesystem::equivalent(flags->checkpoint, flags->out, none))
+    throw UsageError(
+        "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +
+        flags->out.string() + "'");
   const auto model = read_checkpoint(*flags);
   try {
     write(*flags, model);

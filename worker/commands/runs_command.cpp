@@ -28,7 +28,8 @@ namespace fs = std::filesystem;
 using train::RunFolder;
 using train::StateFile;
 
-/// The best checkpoints' scores by file name, and the metric; as the newest state that can be read knows them.
+/// The best checkpoints' scores by file name, and the metric; as the newest state that can be read knows
+/// them.
 struct Best {
   std::string monitor;
   std::vector<std::pair<std::string, double>> scores;  // best first
@@ -65,7 +66,8 @@ std::uintmax_t size_of(const fs::path& path) {
     return error ? 0 : bytes;
   }
   std::uintmax_t bytes = 0;
-  for (fs::recursive_directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+  for (fs::recursive_directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error))
     if (entry->is_regular_file(error)) bytes += entry->file_size(error);
   return bytes;
 }
@@ -85,7 +87,8 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   for (const auto& row : rows) {
     std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += one_line(row[i]) + std::string(widths[i] + 2 - row[i].size(), ' ');
+    for (std::size_t i = 0; i < row.size(); ++i)
+      line += one_line(row[i]) + std::string(widths[i] + 2 - row[i].size(), ' ');
     std::cout << line.substr(0, line.find_last_not_of(' ') + 1) << "\n";
   }
 }
@@ -132,11 +135,14 @@ void list_states(const fs::path& path) {
   std::vector<std::vector<std::string>> rows = {
       {"CHECKPOINT", "BRANCH", "EPOCH", "STEP", best.scores.empty() ? "SCORE" : best.monitor, "SIZE"}};
   for (const auto& state : states) {
-    const auto score = std::ranges::find(best.scores, state.path.filename().string(), [](const auto& each) { return each.first; });
+    const auto score = std::ranges::find(best.scores, state.path.filename().string(),
+                                         [](const auto& each) { return each.first; });
     const auto shards = state.shards.empty() ? 0 : size_of(run.checkpoints() / state.shards);
     const bool known = state.problem.empty();
-    rows.push_back({state.path.filename().string(), state.identity.branch == 0 ? "-" : std::to_string(state.identity.branch),
-                    known ? std::to_string(state.position.epoch) : "-", known ? std::to_string(state.step) : "-",
+    rows.push_back({state.path.filename().string(),
+                    state.identity.branch == 0 ? "-" : std::to_string(state.identity.branch),
+                    known ? std::to_string(state.position.epoch) : "-",
+                    known ? std::to_string(state.step) : "-",
                     score == best.scores.end() ? "-" : formatted("%.4g", score->second),
                     known ? size_text(size_of(state.path) + shards) : "damaged"});
   }
@@ -149,7 +155,8 @@ struct Rule {
 };
 
 /// The states to remove: listed ones, without the newest ones and the best.
-std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run, const std::vector<StateFile>& states) {
+std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
+                                const std::vector<StateFile>& states) {
   std::set<fs::path> kept;
   std::int64_t last = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> before;
@@ -181,7 +188,8 @@ int run_runs_command(int argc, char** argv) {
   command.name = "worker runs";
   command.description = "lists the runs in a folder, or the checkpoints of one run.";
   command.positionals = {{"folders", "FOLDER..."}};
-  command.settings = {settings::help_flag(), settings::list("folders", folders, "a run, or a folder of runs").not_a_flag()};
+  command.settings = {settings::help_flag(),
+                      settings::list("folders", folders, "a run, or a folder of runs").not_a_flag()};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   for (const fs::path folder : folders) is_run(folder) ? list_states(folder) : list_runs(folder);
   return 0;
@@ -194,17 +202,20 @@ int run_prune_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker prune";
   command.description =
-      "removes a run's checkpoints but the newest and the best. Removes only what the run has listed in run.json.";
+      "removes a run's checkpoints but the newest and the best. Removes only what the run has listed in "
+      "run.json.";
   command.positionals = {{"folder", "RUN"}};
-  command.settings = {settings::help_flag(),
-                      settings::path("folder", folder, "its folder").not_a_flag(),
-                      settings::integer("keep-last", rule.last, 1, settings::kMaxInt, "how many of the newest to keep"),
-                      settings::integer("keep-best", rule.best, 0, settings::kMaxInt, "how many of the best to keep"),
-                      settings::boolean("dry-run", dry_run, "only say what would be removed")};
+  command.settings = {
+      settings::help_flag(), settings::path("folder", folder, "its folder").not_a_flag(),
+      settings::integer("keep-last", rule.last, 1, settings::kMaxInt, "how many of the newest to keep"),
+      settings::integer("keep-best", rule.best, 0, settings::kMaxInt, "how many of the best to keep"),
+      settings::boolean("dry-run", dry_run, "only say what would be removed")};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   RunFolder run(folder);
   if (run.identity().run.empty())
-    throw IoError(folder, "has no run.json; an older version's run is not pruned, as nothing says which files are its own");
+    throw IoError(
+        folder,
+        "has no run.json; an older version's run is not pruned, as nothing says which files are its own");
   lock_run_folder(folder);
   const auto doomed = doomed_by(rule, run, state_files(run));
   const auto before = size_of(folder);

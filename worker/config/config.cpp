@@ -197,11 +197,7 @@ void validate(const Config& config) {
   refuse(ddp.nan_check && ddp.join, "--nan-check", "--join");
   refuse(ddp.static_graph && ddp.join, "--static-graph", "--join");
   refuse(ddp.sync_batch_norm && ddp.join, "--sync-bn", "--join");
-  // Ranks with more steps than others cannot agree on which step it is.
   refuse(train.accumulate > 1 && ddp.join, "--accumulate", "--join");
-  refuse(train.max_steps > 0 && ddp.join, "--max-steps", "--join");
-  refuse(train.val_every_steps > 0 && ddp.join, "--val-every-steps", "--join");
-  refuse(train.checkpoint.every_steps > 0 && ddp.join, "--checkpoint-every-steps", "--join");
   refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
   refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
          "--init-weights");

@@ -342,7 +342,7 @@ Settings ddp_settings(Config& config) {
           .also_as({"--sync-batchnorm"}),
       boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
       boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
-      boolean("join", ddp.join, "use no sample twice: ranks may then take different numbers of steps"),
+      boolean("join", ddp.join, "use no sample twice: ranks may then have different numbers of batches"),
       boolean("nan-check", ddp.nan_check,
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
       integer("check-replicas", ddp.check_replicas, 0, kMaxInt,

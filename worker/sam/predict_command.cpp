@@ -54,8 +54,10 @@ int run_predict_command(int argc, char** argv) {
           .type("DIR|FILE"),
       settings::path("mask-out", mask_file, "PNG to write: 255 where the mask is, 0 elsewhere"),
   };
-  if (!apply_words({argv + 1, argv + argc}, command, {"predict", "point", "checkpoint", "mask-out"}))
-    return EXIT_SUCCESS;
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.size() == 2 && words[0] == "--predict" && (words[1] == "--help" || words[1] == "-h"))
+    words.erase(words.begin());
+  if (!apply_words(words, command, {"predict", "point", "checkpoint", "mask-out"})) return EXIT_SUCCESS;
 
   const auto prompted = read_prompted_picture(image, points);
   check_writable(mask_file);

@@ -98,6 +98,9 @@ TEST_CASE("export refuses with one line what it cannot do", "[export]") {
     CHECK_THROWS_WITH(run_export({weights, folder.path() / "sam"}),
                       ContainsSubstring("a folder is for a checkpoint of the task sam"));
   CHECK_FALSE(fs::exists(out));
+  CHECK_THROWS_WITH(run_export({source, source}),
+                    "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +
+                        source.string() + "'");
 }
 
 TEST_CASE("export names what the other format cannot hold", "[export]") {

@@ -205,7 +205,6 @@ TEST_CASE("flags that exclude each other are refused by name", "[config]") {
                                                                          {"--nan-check", "--join"},
                                                                          {"--static-graph", "--join"},
                                                                          {"--accumulate=2", "--join"},
-                                                                         {"--max-steps=2", "--join"},
                                                                          {"--clip-norm=1", "--clip-value"}}));
   const std::map<std::string, std::string> values = {{"--comm-hook", "=fp16"}, {"--clip-value", "=1"}};
   const auto value = values.find(second);

@@ -42,8 +42,7 @@ std::optional<fs::path> find_dataset(const std::string& name) {
 fs::path find_data(const std::string& source, const std::vector<std::string>& names) {
   const bool is_name = std::ranges::find(names, source) != names.end();
   if (!source.empty() && !is_name) {
-    std::error_code unknown;
-    if (source.find('/') == source.npos && !fs::exists(source, unknown))
+    if (std::error_code unknown; !fs::exists(source, unknown) && !unknown)
       throw UsageError("--data: expected a folder or " +
                        std::string(names.size() > 1 ? "one of the names " : "") + joined(names, ", ") +
                        ", got " + single_quoted(source));

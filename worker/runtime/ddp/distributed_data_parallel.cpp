@@ -143,7 +143,7 @@ struct DistributedDataParallel::Engine {
   void start_static_graph();
   void rebuild_buckets() { has_rebuilt_buckets |= reducer->rebuild_buckets(); }
   void begin_join(const JoinOptions& options);
-  bool shadow_step();
+  bool shadow_step(const std::function<void()>& after_step);
   void take_final_state(bool made_most_steps);
   void end_join();
   at::Device device() const { return parameters[0].device(); }
@@ -151,7 +151,7 @@ struct DistributedDataParallel::Engine {
   at::Tensor gradient_scale();
   void broadcast_buffers(int source);
   void throw_if_any_ended(bool this_one);
-  void reduce_zeros();
+  void reduce_zeros(bool take);
   /// The highest candidate.
   int common_rank(bool candidate) const {
     return static_cast<int>(all_reduce_max(group, {candidate ? static_cast<double>(group.rank()) : -1.0})[0]);
@@ -302,14 +302,31 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
 }
 
 /// Takes part in the other ranks' backward.
-void DistributedDataParallel::Engine::reduce_zeros() {
+///
+/// take  with the mean gradients as this rank's; parameters that no rank used have none
+void DistributedDataParallel::Engine::reduce_zeros(bool take) {
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
-  for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
-    pending.push_back(reducer->run_comm_hook(bucket));
+  auto buckets = reducer->get_grad_buckets(/*return_zero_tensors=*/true);
+  for (auto& bucket : buckets) pending.push_back(reducer->run_comm_hook(bucket));
   for (const auto& future : pending) future->waitAndThrow();
+  std::vector<torch::Tensor> used;
   if (finds_unused()) {
-    std::vector<torch::Tensor> used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
+    used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
     group.handle()->allreduce(used)->wait();
+    used[0] = used[0].cpu();
+  }
+  if (take) {
+    const auto indices = logger->get_per_bucket_variable_indices();
+    for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      auto mean = c10d::detail::parseCppCommHookResult(pending[i]->value());
+      buckets[i].setBuffer(mean);
+      const auto gradients = buckets[i].getGradients();
+      for (std::size_t j = 0; j < gradients.size(); ++j)
+        if (const auto index = indices[i][j];
+            used.empty() || used[0][static_cast<std::int64_t>(index)].item<int>() > 0)
+          take_gradient(parameters[index], gradients[j]);
+    }
   }
   reducer->push_rebuilt_params_for_all_indices();
 }
@@ -402,11 +419,11 @@ Join::~Join() {
   if (!ended_) ddp_.engine_->end_join();
 }
 
-void Join::finish() {
+void Join::finish(const std::function<void()>& after_step) {
   if (ended_) throw std::invalid_argument("Join::finish: expected to be called once");
   constexpr int kManySteps = 1000;
   int steps = 0;
-  while (ddp_.engine_->shadow_step()) {
+  while (ddp_.engine_->shadow_step(after_step)) {
     if (++steps == kManySteps)
       log_warning("this rank has had no input for " + std::to_string(kManySteps) +
                   " steps of the others: the inputs are divided very unevenly");
@@ -440,7 +457,7 @@ void DistributedDataParallel::Engine::announce_step(double reduces, double train
 }
 
 /// False once no rank has input.
-bool DistributedDataParallel::Engine::shadow_step() {
+bool DistributedDataParallel::Engine::shadow_step(const std::function<void()>& after_step) {
   if (!reducer) return false;
   if (options.static_graph && iterations == 0)
     throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
@@ -451,7 +468,8 @@ bool DistributedDataParallel::Engine::shadow_step() {
   if (training) rebuild_buckets();
   if (broadcasts_buffers_next) broadcast_buffers(common_rank(false));
   broadcasts_buffers_next = reduces && broadcasts_buffers;
-  if (reduces) reduce_zeros();
+  if (reduces) reduce_zeros(/*take=*/after_step != nullptr);
+  if (reduces && after_step) after_step();
   return true;
 }
 

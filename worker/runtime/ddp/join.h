@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <stdexcept>
 
 namespace ddprun::ddp {
@@ -39,9 +40,14 @@ class [[nodiscard]] Join {
   /// This rank has no more input. Takes part in the other ranks' steps with zero gradients until no rank has
   /// input; then copies the parameters and buffers of the rank with the most steps (the highest, if several)
   /// to every rank.
+  ///
+  /// after_step  called after each of those steps that reduces gradients, with these as this rank's own: if
+  /// it
+  ///             takes the optimizer's step too, optimizer, averages and schedule stay the same on all ranks.
+  ///             Null: gradients stay as they are
   /// throws  UnevenInputs; c10::Error; std::invalid_argument, on this rank only, if it never had input, with
   ///         DistributedDataParallel::Options::static_graph
-  void finish();
+  void finish(const std::function<void()>& after_step = {});
 
  private:
   DistributedDataParallel& ddp_;

@@ -40,4 +40,11 @@ void scale_gradients(const std::vector<at::Tensor*>& tensors, const at::Tensor& 
   for (std::size_t i = 0; i < tensors.size(); ++i) *tensors[i] = outputs[i];
 }
 
+void take_gradient(const at::Tensor& parameter, const at::Tensor& mean) {
+  parameter.mutable_grad() =
+      parameter.is_non_overlapping_and_dense()
+          ? mean.as_strided(parameter.sizes(), parameter.strides(), mean.storage_offset())
+          : mean;
+}
+
 }  // namespace ddprun::ddp

@@ -12,4 +12,9 @@ namespace ddprun::ddp {
 /// unused, and nothing waits for them.
 void scale_gradients(const std::vector<at::Tensor*>& tensors, const at::Tensor& scale);
 
+/// Makes a mean gradient in a bucket the parameter's own.
+///
+/// mean  of the parameter's shape, but laid out in memory as the parameter
+void take_gradient(const at::Tensor& parameter, const at::Tensor& mean);
+
 }  // namespace ddprun::ddp

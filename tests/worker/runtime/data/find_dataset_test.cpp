@@ -46,7 +46,11 @@ TEST_CASE("data is a name, a folder or nothing", "[locate]") {
                     ContainsSubstring("--data: no data set 'two' in " + folders.own.path().string() + ", ") &&
                         ContainsSubstring(", /usr/share/datasets or ") &&
                         ContainsSubstring("; scripts/get_data.sh two fetches it"));
-  CHECK(find_data("some/folder", {"one", "two"}) == "some/folder");
+  const auto given = folders.own.path().string();
+  CHECK(find_data(given, {"one", "two"}) == given);
+  for (const std::string none : {"none", "./none", "/no/such/folder"})
+    CHECK_THROWS_WITH(find_data(none, {"one", "two"}),
+                      "--data: expected a folder or one of the names one, two, got '" + none + "'");
   const auto two = folders.make_cached("two");
   CHECK(find_data("", {"one", "two"}) == two);
   const auto one = folders.make_cached("one");

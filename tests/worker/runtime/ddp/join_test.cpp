@@ -29,6 +29,7 @@ struct Setup {
   std::vector<int> steps;  ///< of each rank
   bool samples = false;    ///< exact mean over samples
   int accumulate = 1;
+  bool follows = false;  ///< ranks without input take the others' optimizer steps
 };
 
 /// The step that all ranks together should make, in one process.
@@ -57,7 +58,8 @@ void reference_step(LayerStack& reference, torch::optim::SGD& optimizer, const S
 void check_join(const Setup& setup, const ProcessGroup& group) {
   LayerStack model({{3, 4}, {4, 4, torch::kFloat64, setup.options.find_unused_parameters ? 0 : 1}, {4, 2}});
   LayerStack reference(model.layers());
-  torch::optim::SGD optimizer(model.parameters(), 0.1), reference_optimizer(reference.parameters(), 0.1);
+  const auto with = torch::optim::SGDOptions(0.1).momentum(setup.follows ? 0.5 : 0);
+  torch::optim::SGD optimizer(model.parameters(), with), reference_optimizer(reference.parameters(), with);
   DistributedDataParallel ddp(model, group, setup.options);
   const auto train_step = [&](int step) {
     ddp.zero_grad();
@@ -81,7 +83,7 @@ void check_join(const Setup& setup, const ProcessGroup& group) {
     auto join = ddp.join(setup.join);
     const int own = setup.steps[static_cast<std::size_t>(group.rank())];
     for (int step = 0; step < own; ++step) train_step(step);
-    join.finish();
+    setup.follows ? join.finish([&] { optimizer.step(); }) : join.finish();
     const int most = *std::max_element(setup.steps.begin(), setup.steps.end());
     for (int step = 0; step < most; ++step) reference_step(reference, reference_optimizer, setup, step);
     for (const auto& item : model.named_parameters())
@@ -105,6 +107,7 @@ TEST_CASE("ranks with fewer batches join the others' steps with gradients of zer
   Setup setup;
   setup.join.divide_by_initial_world_size = GENERATE(true, false);
   setup.steps = GENERATE(std::vector{2, 5, 3}, std::vector{4, 1, 4});
+  setup.follows = GENERATE(false, true);
   test::run_ranks(3, [&](const ProcessGroup& group) {
     for (const int mode : {0, 1, 2, 3, 4, 5}) {
       Setup with = setup;

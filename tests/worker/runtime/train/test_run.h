@@ -25,7 +25,8 @@ class TestRun : private BegunFolder, public train::RunRecord {
  public:
   using RunRecord::folder;
   explicit TestRun(const std::filesystem::path& path, Options options = {})
-      : BegunFolder(path, options.resumed_at.has_value()), RunRecord(BegunFolder::folder, std::move(options)) {}
+      : BegunFolder(path, options.resumed_at.has_value()),
+        RunRecord(BegunFolder::folder, std::move(options)) {}
 };
 
 }  // namespace ddprun::test

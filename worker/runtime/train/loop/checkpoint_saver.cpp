@@ -24,7 +24,8 @@ constexpr const char* kExamples = "train_examples";  // this and the next three 
 constexpr const char* kEvaluating = "evaluating";
 constexpr const char* kRows = "rows";
 constexpr const char* kMetrics = "metrics";
-constexpr const char* kSeconds = "seconds";  // this and the next two only in memory
+constexpr const char* kSeconds = "seconds";
+constexpr const char* kLimits = "limits";
 constexpr const char* kTrained = "trained";
 constexpr const char* kStop = "stop";
 constexpr const char* kPolicy = "ModelCheckpoint";
@@ -82,21 +83,52 @@ void check_same_run(const Run& run, const Resumed& resumed) {
                      " (--data, --val-split and --limit-train say which)");
 }
 
-/// A callback's key in a checkpoint: in Lightning's format with the arguments that distinguish Lightning's.
+/// A callback and what it judges by, as the beginning of Lightning's key.
+std::string key_by_metric(const std::string& callback, const Run& run) {
+  return callback + "{'monitor': '" + run.monitor + "', 'mode': '" +
+         (run.mode == MonitorMode::kMax ? "max" : "min") + "'";
+}
+
+/// A callback's key in a checkpoint, Lightning's for those that it has too.
 std::string key_of(const std::string& callback, const Run& run) {
   const bool policy = callback == kPolicy;
-  if (run.options.checkpoint.extension != ".ckpt" || !(policy || callback == kEarlyStopping)) return callback;
-  return callback + "{'monitor': '" + run.monitor + "', 'mode': '" +
-         (run.mode == MonitorMode::kMax ? "max" : "min") + "'" +
+  if (!policy && callback != kEarlyStopping) return callback;
+  return key_by_metric(callback, run) +
          (policy ? ", 'every_n_train_steps': 0, 'every_n_epochs': 1, 'train_time_interval': None" : "") + "}";
 }
 
-/// A callback's state: ours, or that of Lightning's for the same metric; None if there is none.
+/// Whether the state under a plain name, as ours once was, judges by this run's metric.
+bool is_by_metric(const TrainingState& state, const Run& run) {
+  const auto policy = state.callbacks.find(kPolicy);
+  if (policy == state.callbacks.end() || !policy->second.isGenericDict()) return true;
+  const auto dict = policy->second.toGenericDict();
+  return !dict.contains("monitor") || !dict.at("monitor").isString() ||
+         dict.at("monitor").toStringRef() == run.monitor;
+}
+
+/// A callback's state, ours or Lightning's, if it judges by this run's metric; else None.
 c10::IValue callback_state(const TrainingState& state, const std::string& callback, const Run& run) {
-  if (const auto own = state.callbacks.find(callback); own != state.callbacks.end()) return own->second;
-  const auto theirs = callback + "{'monitor': '" + run.monitor + "'";
-  const auto found = state.callbacks.lower_bound(theirs);
-  return found != state.callbacks.end() && found->first.starts_with(theirs) ? found->second : c10::IValue();
+  const auto plain = state.callbacks.find(callback);
+  if (plain != state.callbacks.end() && is_by_metric(state, run)) return plain->second;
+  const auto wanted = key_by_metric(callback, run);
+  const auto found = state.callbacks.lower_bound(wanted);
+  if (found != state.callbacks.end() && found->first.starts_with(wanted)) return found->second;
+  const auto other = state.callbacks.lower_bound(callback);
+  if (run.on_rank_0() && other != state.callbacks.end() && other->first.starts_with(callback))
+    log_info("resume: the checkpoint's " + callback + " goes by another metric than " + run.monitor +
+             ": it begins anew");
+  return {};
+}
+
+/// What may end a run that goes on: a run that has ended goes on if one of these is another one now.
+std::string limits_of(const Run& run) {
+  const auto& options = run.options;
+  std::ostringstream text;
+  text.precision(17);
+  text << options.epochs << ' ' << options.max_steps << ' ' << options.max_seconds << ' '
+       << options.checkpoint.patience << ' ' << options.checkpoint.min_delta << ' ' << run.monitor << ' '
+       << static_cast<int>(run.mode);
+  return text.str();
 }
 
 /// Lightning records neither ranks nor batch size: assumes the current ones.
@@ -230,13 +262,15 @@ report::MetricRow metrics_of(const TrainingState& state) {
   return row;
 }
 
-InMemory in_memory(const TrainingState& state) {
+InMemory before_resume(const TrainingState& state, const Run& run) {
   InMemory beside;
   const auto kept = kept_by_trainer(state);
-  if (!kept.has(kSeconds)) return beside;
-  beside.seconds = kept.number(kSeconds);
-  beside.trained = kept.boolean(kTrained);
-  if (kept.has(kStop)) beside.stop_reason = kept.text(kStop);
+  if (kept.has(kSeconds)) beside.seconds = kept.number(kSeconds);
+  if (kept.has(kTrained)) beside.trained = kept.boolean(kTrained);
+  const bool same = kept.has(kLimits) && kept.text(kLimits) == limits_of(run);
+  if (same && kept.has(kStop)) beside.stop_reason = kept.text(kStop);
+  if (run.options.max_seconds > 0 && beside.seconds >= run.options.max_seconds && !beside.stop_reason)
+    beside.stop_reason = kTimeIsUp;
   return beside;
 }
 
@@ -331,12 +365,17 @@ void CheckpointSaver::add_callbacks(TrainingState& state) const {
   if (policy_) state.callbacks[key_of(kPolicy, run_)] = policy_->state_dict();
 }
 
-void CheckpointSaver::add_trainer(c10::impl::GenericDict& own, const TrainState& at) const {
+void CheckpointSaver::add_trainer(c10::impl::GenericDict& own, const TrainState& at,
+                                  const InMemory& beside) const {
   own.insert(kExamples, run_.task.train_set->size());
   own.insert(kEvaluating, static_cast<std::int64_t>(at.evaluating));
   auto metrics = make_state();
   for (const auto& [name, value] : at.metrics) metrics.insert(name, value);
   own.insert(kMetrics, metrics);
+  own.insert(kSeconds, beside.seconds);
+  own.insert(kTrained, beside.trained);
+  own.insert(kLimits, limits_of(run_));
+  if (beside.stop_reason) own.insert(kStop, *beside.stop_reason);
 }
 
 TrainingState CheckpointSaver::state_alone(const TrainState& at, const Position& position,
@@ -345,24 +384,22 @@ TrainingState CheckpointSaver::state_alone(const TrainState& at, const Position&
   part ? model_.save_part(state) : model_.save_alone(state);
   auto own = part ? sums_by_rank(run_.group, *part, /*alone=*/true) : make_state();
   if (part && record_ != nullptr) own.insert(kRows, record_->rows());
-  add_trainer(own, at);
-  own.insert(kSeconds, beside.seconds);
-  own.insert(kTrained, beside.trained);
-  if (beside.stop_reason) own.insert(kStop, *beside.stop_reason);
+  add_trainer(own, at, beside);
   state.callbacks[kTrainer] = own;
   add_callbacks(state);
   return state;
 }
 
 bool CheckpointSaver::save(const TrainState& at, const Position& position, const EpochSums& sums,
-                           Occasion occasion, const std::filesystem::path& weights) {
+                           const InMemory& beside, Occasion occasion, const std::filesystem::path& weights) {
   const SecondsAdded stall(stall_seconds_);
   TrainingState state = begin_state(at, position);
   auto shards = model_.save(state);
-  const auto bare = shards && !weights.empty() ? model_.whole_weights() : state.model;
+  const auto bare =
+      weights.empty() ? c10::IValue() : model_.with_averages([this] { return model_.whole_weights(); });
   state.generators = gather_generator_states(run_.group);
   auto own = sums_by_rank(run_.group, sums, /*alone=*/false);
-  add_trainer(own, at);
+  add_trainer(own, at, beside);
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) {
     CheckpointWriter::Request of_rank_0;

@@ -51,13 +51,15 @@ std::unique_ptr<RunFolder> begin_folder(const Run& run, const Resumed* resumed);
 
 /// The evaluation during which the checkpoint was made, to begin with.
 Evaluating evaluating_of(const TrainingState& state);
-/// What a state in memory (state_alone()) has in addition to a checkpoint's.
+/// How the run was doing when its state was kept.
 struct InMemory {
   double seconds = 0;                      ///< spent on training so far
   std::optional<std::string> stop_reason;  ///< if the training is to end here
-  bool trained = false;                    ///< all steps and checkpoints are done
+  bool trained = false;                    ///< all steps and checkpoints are done; only in memory
 };
-InMemory in_memory(const TrainingState& state);
+/// Without the reason to stop if the run may now be longer, or goes by another metric or patience.
+InMemory before_resume(const TrainingState& state, const Run& run);
+inline constexpr const char* kTimeIsUp = "the time is up";
 
 /// The latest metrics when the checkpoint was made; none in older checkpoints.
 report::MetricRow metrics_of(const TrainingState& state);
@@ -77,10 +79,10 @@ class CheckpointSaver {
   void resume(const Resumed& resumed);
 
   /// kRequest writes last only.
-  /// weights  also gets the model's bare state_dict; empty: none
+  /// weights  also gets a bare state_dict of the model, or of its averages if there are any; empty: none
   /// returns  on rank 0: whether it was written
-  bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
-            const std::filesystem::path& weights = {});
+  bool save(const TrainState& state, const Position& position, const EpochSums& sums, const InMemory& beside,
+            Occasion occasion, const std::filesystem::path& weights = {});
 
   /// What a checkpoint would hold, from this rank alone. Tensors share memory with the model's and the
   /// optimizer's.
@@ -100,7 +102,7 @@ class CheckpointSaver {
   const std::filesystem::path& last_path() const { return last_path_; }
 
  private:
-  void add_trainer(c10::impl::GenericDict& own, const TrainState& at) const;
+  void add_trainer(c10::impl::GenericDict& own, const TrainState& at, const InMemory& beside) const;
   TrainingState begin_state(const TrainState& at, const Position& position) const;
   void add_callbacks(TrainingState& state) const;
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);

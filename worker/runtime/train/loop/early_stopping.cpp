@@ -81,7 +81,6 @@ void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {
   loaded.wait_count_ = reader.integer("wait_count");
   loaded.stopped_epoch_ = reader.integer("stopped_epoch");
   loaded.best_score_ = static_cast<float>(reader.number("best_score"));
-  loaded.options_.patience = reader.integer("patience");
   // Lightning before 2.6 has no reason.
   const auto reason = reader.has("stopping_reason") ? reader.integer("stopping_reason") : 0;
   if (reason < 0 || reason > static_cast<std::int64_t>(Reason::kNonFiniteMetric))

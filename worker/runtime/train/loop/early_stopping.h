@@ -46,7 +46,7 @@ class EarlyStopping : public Callback {
   /// stopping_reason_message.
   std::string name() const override { return "EarlyStopping"; }
   c10::IValue state_dict() const override;
-  /// throws  std::invalid_argument naming a key that is missing or has the wrong type
+  /// Keeps its own patience. throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state) override;
 
  private:

@@ -53,20 +53,16 @@ void StepMemory::commit_buffers() {
     at::_foreach_copy_(committed_->buffers, buffers);
 }
 
-/// Not at fixed step intervals; with --join, ranks may take different numbers of steps.
-bool StepMemory::keeps_by_time() const {
-  return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
-}
-
 bool StepMemory::can_keep_part() const {
-  return has_parts() && keeps_by_time() && Clock::now() >= copy_pause_.next() && memory_->ready();
+  return has_parts() && run_.options.checkpoint.memory_every_steps == 0 &&
+         Clock::now() >= copy_pause_.next() && memory_->ready();
 }
 
 void StepMemory::keep_if_due(BatchLosses& losses) {
   if (memory_ == nullptr || !memory_->file) return;
   const auto every = run_.options.checkpoint.memory_every_steps;
   const auto step = committed_->at.step;
-  const bool by_time = has_parts() ? keeps_by_time() : every == 0;
+  const bool by_time = every == 0;
   if (!by_time && step % every != 0) return;
   if (has_parts()) {
     if (by_time && std::exchange(agreed_, false)) keep_part(losses);

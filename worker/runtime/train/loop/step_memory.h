@@ -51,7 +51,6 @@ class StepMemory {
   bool can_keep_part() const;
   /// All ranks can: the next keep_if_due() does.
   void agree_to_keep() { agreed_ = true; }
-  bool is_agreed() const { return agreed_; }
   void keep_part(BatchLosses& losses);
   /// Every rank calls it: waits until all have written their last part.
   void keep_part_at_once(BatchLosses& losses);
@@ -61,7 +60,6 @@ class StepMemory {
 
  private:
   void commit_buffers();
-  bool keeps_by_time() const;
 
   const Run& run_;
   CheckpointSaver& saver_;

@@ -19,6 +19,7 @@
 #include <ddprun/group/rounds.h>
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/loop/ended_run.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/run_evaluation.h>
 #include <ddprun/train/loop/run_status.h>
@@ -54,7 +55,7 @@ class Trainer {
         loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
                                       .threads = run.options.loader_threads,
                                       .device = run.group.device()}),
-        earlier_(resumed_ ? in_memory(resumed_->state) : InMemory{}),
+        earlier_(resumed_ ? before_resume(resumed_->state, run) : InMemory{}),
         agreement_(
             run.group,
             run.options.max_seconds > 0 ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime) : 0,
@@ -106,8 +107,7 @@ class Trainer {
   }
 
   InMemory beside() const {
-    return {earlier_.seconds + seconds_since(begin_), terminated_ ? std::nullopt : control_.stop_reason(),
-            earlier_.trained || trained_};
+    return {earlier_.seconds + seconds_since(begin_), control_.stop_reason(), earlier_.trained || trained_};
   }
 
   /// Rows of metrics, when the run resumes.
@@ -118,7 +118,7 @@ class Trainer {
   }
 
   bool over() const {
-    return at_.epoch >= run_.options.epochs || control_.stop_reason() ||
+    return terminated_ || at_.epoch >= run_.options.epochs || control_.stop_reason() ||
            (run_.options.max_steps > 0 && at_.step >= run_.options.max_steps);
   }
 
@@ -172,11 +172,7 @@ class Trainer {
       if (over() || is_last_to_show(*batch)) evaluation_.show_training(*batch, result);
       if (over()) break;
     }
-    if (join) {
-      join->finish();
-      heed(agreement_.now());
-      if (!terminated_ && memory_.is_agreed()) commit_step();
-    }
+    if (join) join->finish([this] { take_step_of_others(); });
     log_.clear_bar();
     for (const auto& callback : callbacks_) callback->on_pause(at_);
   }
@@ -204,6 +200,9 @@ class Trainer {
     epoch_.batch = epoch_.first_batch = epoch_.samples / (run_.group.size() * run_.options.batch_size);
     loader_.start_epoch(epoch_.indices, at_.epoch);
     epoch_.batches = epoch_.batch + loader_.batches();
+    if (run_.options.parallel.join)  // as many steps on every rank
+      epoch_.batches = static_cast<std::int64_t>(
+          ddp::all_reduce_max(run_.group, {static_cast<double>(epoch_.batches)})[0]);
     if (run_.task.epoch_begin_line) log_.print_own(run_.task.epoch_begin_line(rank_epoch()));
   }
 
@@ -279,23 +278,33 @@ class Trainer {
     if (!terminated_) commit_step();
   }
 
+  /// The last step of an epoch in which other ranks have a batch more (--join), with their gradients.
+  void take_step_of_others() {
+    model_.step();
+    epoch_.samples = run_.task.train_set->size();
+    ++epoch_.batch;
+    commit_optimizer_step();
+    act_after_step();
+    if (!terminated_) commit_step();
+  }
+
   /// Validates, handles requests and saves, as required after a step.
   void act_after_step() {
     const auto validates = run_.options.val_every_steps;
     if (validates > 0 && at_.step % validates == 0 && !validate_within_epoch()) return;
-    if (!run_.options.parallel.join) heed(agreement_.after_step());
+    note(agreement_.after_step());
     const auto every = run_.options.checkpoint.every_steps;
-    if (every > 0 && at_.step % every == 0 && !epoch_.done()) save(Occasion::kStep);
+    if (every > 0 && at_.step % every == 0 && !epoch_.done())
+      save(Occasion::kStep);
+    else if (save_requested_)
+      save(Occasion::kRequest);
   }
 
-  void heed(const Requests& requests) {
+  void note(const Requests& requests) {
     if (requests.keep) memory_.agree_to_keep();
-    if (requests.out_of_time) control_.request_stop("the time is up");
-    if (requests.terminate) {
-      terminated_ = true;
-      control_.request_stop("terminated");
-    }
-    if (requests.save || requests.terminate) save(Occasion::kRequest);
+    if (requests.out_of_time) control_.request_stop(kTimeIsUp);
+    terminated_ = terminated_ || requests.terminate;
+    save_requested_ = save_requested_ || requests.save || requests.terminate;
   }
 
   bool leaves_evaluation() {
@@ -315,7 +324,8 @@ class Trainer {
         at_.evaluating = Evaluating::kNothing;
         return true;
       }
-      heed(in_evaluation_);
+      note(in_evaluation_);
+      if (save_requested_) save(Occasion::kRequest);
       if (terminated_) return false;
     }
   }
@@ -329,7 +339,7 @@ class Trainer {
         run_.task.train_set->size(),
         static_cast<double>(before) / static_cast<double>(epoch_.batches),
         losses_.mean()};
-    // With --join, ranks may take different numbers of steps, so rank 0 logs its own loss.
+    // With --join, ranks may have different numbers of batches, so rank 0 logs its own loss.
     if (!run_.options.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / run_.group.size();
     status_.set_loss(progress.loss);
     log_.progress(at_, progress, with_line, model_.learning_rate(), resources_.take_row());
@@ -413,11 +423,21 @@ class Trainer {
   /// In the middle of an epoch, or after its last step.
   void save(Occasion occasion) { save({at_.epoch, epoch_.samples}, occasion); }
 
+  /// On a slow disk a rank waits here until its last checkpoint is written, and the others for it: in the
+  /// next step they would seem to be stuck (StopSignals).
   bool save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
     const Saving saving;
     check_replicas();
     model_.synchronize_buffers();
-    return saver_.save(at_, position, {totals_, epoch_.losses}, occasion, weights);
+    const EpochSums sums{totals_, epoch_.losses};
+    const bool wrote_weights = saver_.save(at_, position, sums, beside(), occasion, weights);
+    auto requests = agreement_.now();
+    requests.keep = requests.out_of_time = false;  // only between steps
+    note(requests);
+    if (std::exchange(save_requested_, false) && occasion != Occasion::kRequest &&
+        !run_.options.checkpoint.save_last)
+      saver_.save(at_, position, sums, beside(), Occasion::kRequest);
+    return wrote_weights;
   }
 
   void finish() {
@@ -428,9 +448,10 @@ class Trainer {
     summary.memory = peak_memory(run_.group);
     evaluation_.add_to(summary);
     summary.spent = status_.spent();
-    if (const auto& save = run_.options.checkpoint; save.save_last || save.top_k != 0)
-      summary.checkpoint = saver_.last_path();
     summary.best_checkpoint = saver_.best_path();
+    if (const auto& save = run_.options.checkpoint; save.save_last || save.top_k != 0)
+      summary.checkpoint =
+          save.save_last || summary.best_checkpoint.empty() ? saver_.last_path() : summary.best_checkpoint;
     summary.stop_reason = control_.stop_reason().value_or("");
     if (run_.options.precision.precision == Precision::k16Mixed)
       summary.loss_scale = model_.optimization().loss_scale();
@@ -452,14 +473,14 @@ class Trainer {
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
-  const InMemory earlier_;  ///< set if a lost rank was replaced
+  const InMemory earlier_;  ///< what the resumed state has
   StopAgreement agreement_;
   StepMemory memory_;
   RunStatus status_;
 
   TrainState at_;
   Control control_;
-  bool terminated_ = false;
+  bool terminated_ = false, save_requested_ = false;
   bool trained_ = false;
   bool recovered_ = false;  ///< a lost rank was replaced, and the run continued from memory
   Requests in_evaluation_;
@@ -486,10 +507,9 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   if (options.on_resume && !options.checkpoint.resume.empty())
     options.on_resume(in_force, resumed ? resumed->state.config_json : "");
   Run run{task, in_force, group};
-  if (run.length().steps_per_epoch == 0)
-    throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of " +
-                     std::to_string(task.train_set->size() / group.size()) + " at most");
+  check_length(run);
   warn_of_test_set(run);
+  if (resumed && has_ended(run, *resumed)) return Ending::kComplete;
   std::unique_ptr<RunFolder> folder;
   (void)ddp::any_rank_true(group, false);  // no rank still reads weights of a run that is set aside
   if (run.on_rank_0()) {

@@ -41,6 +41,8 @@ class ParallelModel {
   /// valid until the next batch. throws  ddp::NonFiniteGradient if gradients are checked
   Pass train(const data::Batch& batch, bool last);
   void zero_grad();
+  /// An optimizer step with the gradients that are there (ddp::Join::finish()).
+  void step() { optimization_.optimizer_step(); }
   void end_epoch(std::optional<double> metric) { optimization_.end_epoch(metric); }
 
   /// A forward pass without gradients. If is_sharded(), all ranks must run equally many.
@@ -54,7 +56,7 @@ class ParallelModel {
     return call();
   }
 
-  /// With --join: keep it while ranks may take different numbers of steps. Otherwise nullopt.
+  /// With --join: keep it while ranks may have different numbers of batches. Otherwise nullopt.
   std::optional<ddp::Join> join();
   bool is_sharded() const;
 

@@ -38,21 +38,27 @@ std::vector<std::string> epoch_metrics(const Task& task) {
   return names;
 }
 
-void check_metric(const Task& task, const std::string& flag, const std::string& name) {
-  const auto names = epoch_metrics(task);
+/// within_epochs  checkpoints are judged by validations within epochs, not by the row at an epoch's end
+void check_metric(const Task& task, bool within_epochs, const std::string& flag, const std::string& name) {
+  std::vector<std::string> names;
+  if (within_epochs)
+    add_set(names, task, "val");
+  else
+    names = epoch_metrics(task);
   if (std::find(names.begin(), names.end(), name) == names.end())
-    throw UsageError(flag + ": this run has no metric '" + name + "' after an epoch, expected one of " +
-                     joined(names, ", "));
+    throw UsageError(flag + ": this run has no metric '" + name + "' " +
+                     (within_epochs ? "when --val-every-steps validates" : "after an epoch") +
+                     ", expected one of " + joined(names, ", "));
 }
 
 }  // namespace
 
-std::string choose_monitor(const Task& task, const std::string& wanted) {
+std::string choose_monitor(const Task& task, const std::string& wanted, bool within_epochs) {
   if (wanted.empty())
     return task.validation_set                      ? "val_loss"
            : task.test_set && task.test_every_epoch ? "test_loss"
                                                     : "train_loss_epoch";
-  check_metric(task, "--monitor", wanted);
+  check_metric(task, within_epochs, "--monitor", wanted);
   return wanted;
 }
 
@@ -118,9 +124,14 @@ std::string graph_obstacle(const Run& run) {
 }
 
 void check_options(const Task& task, const TrainerOptions& options) {
-  choose_monitor(task, options.checkpoint.monitor);
+  const bool within_epochs = options.val_every_steps > 0;
+  if (within_epochs && !task.validation_set)
+    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+  choose_monitor(task, options.checkpoint.monitor, within_epochs);
+  if (options.checkpoint.filename == "last")
+    throw UsageError("--checkpoint-name: expected another name than 'last', which the newest checkpoint has");
   for (const auto& name : metrics_in(options.checkpoint.filename))
-    if (name != "lr") check_metric(task, "--checkpoint-name", name);
+    if (name != "lr") check_metric(task, within_epochs, "--checkpoint-name", name);
   if (options.parallel.fsdp && (!task.parameter_groups.empty() || options.optim.grouping.any()))
     throw UsageError(
         "--fsdp: expected one group of parameters, without --norm-weight-decay, --bias-weight-decay and "
@@ -130,8 +141,20 @@ void check_options(const Task& task, const TrainerOptions& options) {
         "--check-replicas: not with --fsdp or --join, where ranks are not equal after each step");
   if (task.initialise && !options.parallel.fsdp)
     throw UsageError("Task::initialise: expected --fsdp, which gives a module memory");
-  if (options.val_every_steps > 0 && !task.validation_set)
-    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+}
+
+void check_length(const Run& run) {
+  const auto& options = run.options;
+  const auto length = run.length();
+  if (length.steps_per_epoch == 0)
+    throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of " +
+                     std::to_string(run.task.train_set->size() / run.group.size()) + " at most");
+  const bool plateau = options.optim.schedule == LrScheduleKind::kPlateau;
+  const auto most = plateau ? length.steps_per_epoch : length.steps();
+  if (options.val_every_steps > most && (plateau || options.checkpoint.patience > 0))
+    throw UsageError("--val-every-steps: expected at most " + std::to_string(most) + ", the steps of " +
+                     (plateau ? "an epoch, for --lr-schedule=plateau" : "the run, for --patience") +
+                     ", got " + std::to_string(options.val_every_steps));
 }
 
 void warn_of_test_set(const Run& run) {

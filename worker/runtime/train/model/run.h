@@ -16,8 +16,10 @@ namespace ddprun::train {
 
 /// The metric that picks the best checkpoint and drives early stopping and the plateau schedule; by default
 /// the validation loss, else that of a test after every epoch, else the training loss.
-/// throws  UsageError if the run will have no such metric
-std::string choose_monitor(const Task& task, const std::string& wanted);
+///
+/// within_epochs  it is looked at whenever --val-every-steps validates, not after epochs
+/// throws  UsageError if the run will have no such metric then
+std::string choose_monitor(const Task& task, const std::string& wanted, bool within_epochs = false);
 
 /// As the options say; else kMax for accuracies, Dice and IoU, kMin for losses.
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
@@ -28,7 +30,7 @@ struct Run {
   const Task& task;
   const TrainerOptions& options;
   const ddp::ProcessGroup& group;
-  std::string monitor = choose_monitor(task, options.checkpoint.monitor);
+  std::string monitor = choose_monitor(task, options.checkpoint.monitor, options.val_every_steps > 0);
   MonitorMode mode = monitor_mode(options.checkpoint, monitor);
   RunFolder* folder = nullptr;  ///< on rank 0, once the training begins
   RunIdentity identity = {};    ///< the same on every rank
@@ -63,6 +65,9 @@ std::string graph_obstacle(const Run& run);
 
 /// throws  UsageError for options that do not fit the task
 void check_options(const Task& task, const TrainerOptions& options);
+
+/// throws  UsageError for a number of steps that does not fit the run's
+void check_length(const Run& run);
 
 /// Rank 0 warns if the test set picks checkpoints or ends the run without having been requested.
 void warn_of_test_set(const Run& run);

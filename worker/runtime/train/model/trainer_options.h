@@ -28,7 +28,7 @@ struct ParallelOptions {
   bool sync_batch_norm = false;        ///< batch norm over the batches of all ranks
   bool zero1 = false;                  ///< optimizer state sharded
   bool fsdp = false;                   ///< parameters, gradients and optimizer state sharded
-  bool join = false;                   ///< no sample twice; ranks may take different numbers of steps
+  bool join = false;                   ///< no sample twice; ranks may have different numbers of batches
   bool nan_check = false;              ///< stop at the first NaN or infinite gradient
   /// Steps between comparisons of the ranks' parameters and optimizer state (ddp::check_replicas()), also
   /// before a checkpoint; 0: none.

@@ -49,7 +49,8 @@ fs::path free_path(const fs::path& path, const std::string& addition) {
 std::vector<fs::path> contents(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
-  for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+  for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error))
     if (!entry->is_directory(error)) files.push_back(entry->path());
   return files;
 }
@@ -83,7 +84,8 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
     replaced_ = json.value("replaced", std::vector<std::string>());
     writing_ = json.value("writing", "");
   } catch (const nlohmann::json::exception&) {
-    throw IoError(list, "is not the list of a run's files; if you delete it, no file here counts as the run's");
+    throw IoError(list,
+                  "is not the list of a run's files; if you delete it, no file here counts as the run's");
   }
   identity_.branch = 1;
   for (const auto& [name, branch] : files_) identity_.branch = std::max(identity_.branch, branch);
@@ -179,7 +181,8 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
   }
   // A killed run may not have listed its last one.
   for (const auto& found : state_files(*this))
-    if (found.identity.run == identity_.run && found.problem.empty()) files_.try_emplace(name_of(found.path), found.identity.branch);
+    if (found.identity.run == identity_.run && found.problem.empty())
+      files_.try_emplace(name_of(found.path), found.identity.branch);
   save();
 }
 
@@ -292,7 +295,8 @@ void RunFolder::remove_all() const {
   std::set<fs::path> folders = {folder_};
   for (const auto& [name, branch] : files_) {
     fs::remove(folder_ / name, error);
-    for (auto at = (folder_ / name).parent_path(); at != folder_ && at.has_relative_path(); at = at.parent_path())
+    for (auto at = (folder_ / name).parent_path(); at != folder_ && at.has_relative_path();
+         at = at.parent_path())
       folders.insert(at);
   }
   fs::remove(folder_ / kList, error);

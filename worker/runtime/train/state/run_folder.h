@@ -22,10 +22,11 @@ struct RunIdentity {
 
 /// A run folder and the list of the run's files, run.json, with the branch that wrote each last:
 ///
-///   {"run": "5f0c91a2", "files": {"checkpoints/last.pt": 2, "metrics.csv": 1}, "replaced": ["replaced-1b2c3d4e"]}
+///   {"run": "5f0c91a2", "files": {"checkpoints/last.pt": 2, "metrics.csv": 1}, "replaced":
+///   ["replaced-1b2c3d4e"]}
 ///
-/// Only what is listed is ever replaced or removed. Only rank 0's process has one; its threads may share it. All
-/// throw IoError.
+/// Only what is listed is ever replaced or removed. Only rank 0's process has one; its threads may share it.
+/// All throw IoError.
 class RunFolder {
  public:
   /// Reads the list, if there is one.
@@ -41,31 +42,31 @@ class RunFolder {
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
 
-  /// A file with one of these names that is not listed; or, unless the listed run goes on, the first sign of an
-  /// earlier run. Empty: there is none.
+  /// A file with one of these names that is not listed; or, unless the listed run goes on, the first sign of
+  /// an earlier run. Empty: there is none.
   std::filesystem::path in_the_way(const std::vector<std::string>& names, bool goes_on) const;
 
   /// Begins a new run: what is listed, or in its way, moves to a folder replaced-RUN, from which
   /// remove_replaced() removes it. A run without any checkpoint begins again, under its identity.
   void begin(const std::vector<std::string>& names);
-  /// Continues the run, from a state of this identity. An older version's files with these names count as its own
-  /// from now on.
+  /// Continues the run, from a state of this identity. An older version's files with these names count as its
+  /// own from now on.
   ///
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
 
-  /// Before the file is written: lists it. throws  also if it exists and is not listed. Of a metrics file of an
-  /// earlier branch, keeps a copy: metrics-branch=1.csv.
+  /// Before the file is written: lists it. throws  also if it exists and is not listed. Of a metrics file of
+  /// an earlier branch, keeps a copy: metrics-branch=1.csv.
   void claim(const std::filesystem::path& file);
-  /// The same for all that is in a folder of files whose names are known only once they are written: before, and
-  /// after that.
+  /// The same for all that is in a folder of files whose names are known only once they are written: before,
+  /// and after that.
   void check_contents(const std::filesystem::path& folder) const;
   void claim_contents(const std::filesystem::path& folder);
 
   // Checkpoints, which name their run themselves, are listed once they are on disk.
 
-  /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it beside
-  /// it, as last-branch=1.pt or last-earlier.pt.
+  /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it
+  /// beside it, as last-branch=1.pt or last-earlier.pt.
   void make_way(const std::filesystem::path& checkpoint);
   /// Lists what was written, and removes of the others what is listed.
   void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
@@ -98,7 +99,8 @@ class RunFolder {
 };
 
 /// The name of a new folder for a checkpoint's shards: last-step=80-5f0c91a2-1b2c.shards
-std::string shards_name(const std::filesystem::path& checkpoint, std::int64_t step, const RunIdentity& identity);
+std::string shards_name(const std::filesystem::path& checkpoint, std::int64_t step,
+                        const RunIdentity& identity);
 
 /// Whether a folder of shards is named as this run names its own.
 bool is_shards_of(const std::string& run, const std::filesystem::path& shards);

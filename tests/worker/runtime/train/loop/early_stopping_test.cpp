@@ -85,6 +85,15 @@ TEST_CASE("early stopping says why", "[early_stopping]") {
   CHECK(stopping.check(std::nan(""), 6).reason == "val_acc = nan is not finite; the best so far was 0.75");
 }
 
+TEST_CASE("early stopping keeps its own patience when it takes over a state", "[early_stopping]") {
+  EarlyStopping before({.patience = 1}), after({.patience = 3});
+  before.check(0.5, 0);
+  CHECK(before.check(0.6, 1).stop);
+  after.load_state_dict(before.state_dict().toGenericDict());
+  CHECK_FALSE(after.check(0.6, 2).stop);
+  CHECK(after.check(0.6, 3).stop);
+}
+
 TEST_CASE("early stopping refuses a negative patience and a state that is not one", "[early_stopping]") {
   CHECK_THROWS_AS(EarlyStopping({.patience = -1}), std::invalid_argument);
   EarlyStopping stopping({});

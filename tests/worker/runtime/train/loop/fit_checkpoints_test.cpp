@@ -162,6 +162,7 @@ TEST_CASE("where the best checkpoint is gone the newest weights are tested", "[f
   const auto summary = [&] { return nlohmann::json::parse(read_file(dir.path() / "summary.json")); };
   REQUIRE(summary()["best_checkpoint"] == (dir.path() / "checkpoints/epoch=0.pt").string());
   fs::remove(dir.path() / "checkpoints/epoch=0.pt");
+  fs::remove(dir.path() / "summary.json");  // else the run has ended
   options.checkpoint.resume = (dir.path() / "checkpoints/last.pt").string();
   run(make_task(), options);
   CHECK_FALSE(summary().contains("best_checkpoint"));
@@ -239,4 +240,86 @@ TEST_CASE("a run may end without a checkpoint if none is asked for", "[fit]") {
   run(make_task(), options);
   CHECK(fs::exists(options.out / "summary.json"));
   CHECK_FALSE(fs::exists(options.out / "checkpoints/last.pt"));
+}
+
+TEST_CASE("without a last checkpoint the summary names the best one", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 1);
+  options.checkpoint.save_last = false;
+  run(make_task(), options);
+  const auto summary = nlohmann::json::parse(read_file(options.out / "summary.json"));
+  CHECK(fs::path(summary["checkpoint"].get<std::string>()).filename() == "epoch=0.pt");
+}
+
+TEST_CASE("separate weights are the averages if there are any", "[fit]") {
+  const TempDir dir;
+  const int ranks = GENERATE(1, 2);
+  auto options = options_in(dir.path(), 1);
+  options.optim.ema = 0.5;
+  options.optim.optimizer.lr = 0.1;
+  auto task = make_task();
+  task.weights_file = "weights.pt";
+  task.weights_line = [](std::int64_t, const auto&) { return std::string("weights"); };
+  run(task, options, ranks);
+  const auto averages = read_weights(options.out / "checkpoints/last.pt", WeightsOf::kAverages);
+  const auto weights = read_weights(options.out / "weights.pt"),
+             raw = read_weights(options.out / "checkpoints/last.pt");
+  REQUIRE(weights.size() == averages.size());
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    CHECK(weights[i].second.equal(averages[i].second));
+    CHECK_FALSE(weights[i].second.equal(raw[i].second));
+  }
+}
+
+TEST_CASE("a resumed run that goes by another metric keeps no scores of the one before", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 2);
+  options.checkpoint.patience = 5;
+  run(make_task(), options);
+  options.checkpoint.resume = "auto";
+  options.epochs = 3;
+  options.checkpoint.mode = "min";  // of a val_acc that is higher than before
+  options.checkpoint.patience = 1;
+  run(make_task(), options);
+  const auto summary = nlohmann::json::parse(read_file(options.out / "summary.json"));
+  CHECK(fs::path(summary["best_checkpoint"].get<std::string>()).filename() == "epoch=2.pt");
+  CHECK_FALSE(summary.contains("stopped"));
+  CHECK(checkpoints_in(options.out).contains("epoch=1.pt"));
+}
+
+TEST_CASE("a run that has ended is not trained further by the same command", "[fit]") {
+  const TempDir dir;
+  const int ranks = GENERATE(1, 2);
+  const std::string end = GENERATE("epochs", "steps", "patience", "time");
+  CAPTURE(ranks, end);
+  auto options = options_in(dir.path(), end == "epochs" ? 1 : 50);
+  if (end == "steps") options.max_steps = kSteps + 1;
+  if (end == "patience") options.checkpoint.patience = 2;
+  if (end == "patience") options.checkpoint.mode = "min";
+  if (end == "time") options.max_seconds = 1e-3;
+  options.checkpoint.resume = "auto";
+  run(make_task(), options, ranks);
+  const auto files = [&] {
+    std::string text;
+    for (const char* name : {"summary.json", "metrics.csv", "checkpoints/last.pt"})
+      text += read_file(options.out / name);
+    return text;
+  };
+  const auto before = files();
+  const auto step = [&] { return read_checkpoint(options.out / "checkpoints/last.pt").step; };
+  const auto ended_at = step();
+  run(make_task(), options, ranks);
+  CHECK(files() == before);
+
+  fs::remove(options.out / "summary.json");  // as if it had been killed in its last test
+  run(make_task(), options, ranks);
+  CHECK(step() == ended_at);
+  CHECK(nlohmann::json::parse(read_file(options.out / "summary.json")).contains("test_loss"));
+
+  if (end == "epochs") options.epochs = 2;
+  if (end == "steps") options.max_steps = kSteps + 3;
+  if (end == "patience") options.checkpoint.patience = 3;
+  if (end == "time") options.max_seconds = 0, options.epochs = 1;
+  run(make_task(), options, ranks);
+  CHECK(step() > ended_at);
 }

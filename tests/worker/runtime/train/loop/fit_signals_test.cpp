@@ -59,14 +59,16 @@ class Examples : public data::Dataset {
   mutable std::atomic<int> batches_ = 0, sizes_ = 0;
 };
 
-Task examples_task(std::shared_ptr<const data::Dataset> validation_set) {
+Task examples_task(std::shared_ptr<const data::Dataset> validation_set, std::int64_t trained = kTrained) {
   torch::manual_seed(5);
-  torch::nn::Sequential model(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1));
+  torch::nn::Sequential model(torch::nn::Linear(2, 3));
+  if (trained == kTrained) model->push_back(torch::nn::BatchNorm1d(3));  // else there is a batch of one
+  model->push_back(torch::nn::Linear(3, 1));
   Task task;
   task.name = "examples";
   task.data_source = "nowhere";
   task.module = model.ptr();
-  task.train_set = std::make_shared<Examples>(kTrained);
+  task.train_set = std::make_shared<Examples>(trained);
   task.validation_set = std::move(validation_set);
   task.eval_batch_size = 1;
   task.compute_loss = [model](const data::Batch& batch) mutable {
@@ -156,6 +158,30 @@ TEST_CASE("a run terminated in a validation goes on there, and equals one that n
   CHECK(what_is_left(parts.out, ranks) == what_is_left(dir.path() / "whole", ranks));
 }
 
+TEST_CASE("with --join a rank with fewer batches has the others' optimizer, averages and schedule",
+          "[fit][signals]") {
+  const TempDir dir;
+  constexpr std::int64_t kUneven = kTrained + 1;  // 4 and 3 batches
+  const auto options = [&](const char* name) {
+    auto made = examples_options(dir.path() / name);
+    made.epochs = 3;
+    made.parallel.join = true;
+    made.optim.optimizer.kind = OptimizerKind::kAdamW;
+    made.optim.schedule = LrScheduleKind::kCosine;
+    made.optim.schedule_per_step = true;
+    return made;
+  };
+  train_ranks(examples_task(std::make_shared<Examples>(kValidated), kUneven), options("whole"), 2);
+  const auto parts = options("parts");
+  const auto terminates = std::make_shared<Examples>(kValidated, [](int call) {
+    if (call == 1) ::kill(::getpid(), SIGTERM);
+  });
+  train_ranks(examples_task(terminates, kUneven), parts, 2);
+  CHECK(read_checkpoint(parts.out / "checkpoints/last.pt").step == 4);
+  train_ranks(examples_task(std::make_shared<Examples>(kValidated), kUneven), parts, 2);
+  CHECK(what_is_left(parts.out, 2) == what_is_left(dir.path() / "whole", 2));
+}
+
 TEST_CASE("SIGUSR1 in a validation saves at once, and the validation begins again", "[fit][signals]") {
   const TempDir dir;
   const auto parts = examples_options(dir.path() / "parts"), whole = examples_options(dir.path() / "whole");
@@ -210,11 +236,13 @@ TEST_CASE("SIGTERM waits for a slow validation or checkpoint, also with --join",
 
 TEST_CASE("with averaged weights and batch norm, validation is of what a checkpoint holds",
           "[fit][signals]") {
+  const bool join = GENERATE(false, true);
   const TempDir dir;
-  auto task = examples_task(std::make_shared<Examples>(kValidated));
+  auto task = examples_task(std::make_shared<Examples>(kValidated), join ? kTrained + 1 : kTrained);
   task.test_set = task.validation_set;
   auto options = examples_options(dir.path() / "run");
   options.epochs = 1;
+  options.parallel.join = join;
   train_ranks(task, options, 2);
   const auto summary = nlohmann::json::parse(read_file(options.out / "summary.json"));
   CHECK_THAT(summary["best_checkpoint"].get<std::string>(), ContainsSubstring("epoch=0"));

@@ -118,9 +118,8 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
   }
   SECTION("with its first checkpoint") { save(folder, "last.pt", 1); }
   CHECK(files_in(replaced) == std::set<std::string>{"summary.json"});
-  CHECK(files_in(dir.path()) ==
-        std::set<std::string>{"run.json", "notes.txt", "checkpoints/last.pt",
-                              "replaced-" + earlier.run + "/summary.json"});
+  CHECK(files_in(dir.path()) == std::set<std::string>{"run.json", "notes.txt", "checkpoints/last.pt",
+                                                      "replaced-" + earlier.run + "/summary.json"});
 }
 
 TEST_CASE("a resume from an earlier state begins a branch, and the earlier branch's last state is kept",
@@ -146,7 +145,8 @@ TEST_CASE("a resume from an earlier state begins a branch, and the earlier branc
     CHECK(read_checkpoint(dir.path() / "checkpoints/last-branch=1.pt").step == 10);
     CHECK(RunFolder(dir.path()).branch_of(dir.path() / "checkpoints/last-branch=1.pt") == 1);
     write(dir.path() / "checkpoints/last.pt", "damaged");
-    CHECK_THROWS_WITH(find_resume(dir.path()), ContainsSubstring("last.pt") && ContainsSubstring("nothing was changed"));
+    CHECK_THROWS_WITH(find_resume(dir.path()),
+                      ContainsSubstring("last.pt") && ContainsSubstring("nothing was changed"));
   }
 }
 
@@ -159,7 +159,8 @@ TEST_CASE("metrics of an earlier branch are kept", "[run_folder]") {
   CHECK(read_file(dir.path() / "metrics-branch=1.csv") == "step\n");
 }
 
-TEST_CASE("a checkpoint that the list names and that is gone is missed, not taken for a new start", "[run_folder]") {
+TEST_CASE("a checkpoint that the list names and that is gone is missed, not taken for a new start",
+          "[run_folder]") {
   const TempDir dir;
   make_run(dir.path());
   fs::remove_all(dir.path() / "checkpoints");
