@@ -60,7 +60,11 @@ TEST_CASE("every setting of a checkpoint holds unless another is stated, which i
 
       const auto kept = resumed_config(plain, to_json(changed), task);
       CHECK(kept.changes.empty());
-      CHECK(json_of(kept.config) == (of_each_run ? json_of(plain) : json_of(changed)));
+      auto expected = json_of(changed);
+      for (const char* own :
+           {"epochs", "max_steps", "max_time", "device", "backend", "timeout", "init_weights"})
+        expected[own] = json_of(plain)[own];
+      CHECK(json_of(kept.config) == expected);
       CHECK(kept.config.stated == plain.stated);
       if (setting.name == "optimizer") continue;
 
