@@ -157,7 +157,8 @@ bool is_state(const c10::IValue& value) {
 
 /// nullopt: not a training state.
 std::optional<StateFile> peek(const fs::path& path, const RunFolder& folder) {
-  StateFile file{.path = path};
+  StateFile file;
+  file.path = path;
   if (const auto branch = folder.branch_of(path); branch > 0) file.identity = {folder.identity().run, branch};
   std::error_code ignored;
   file.written = fs::last_write_time(path, ignored);
