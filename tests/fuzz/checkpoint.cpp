@@ -1,6 +1,6 @@
 // A training state with values replaced: the input has lines PATH=JSON, such as config.accumulate=0 or
-// callbacks.EarlyStopping.best_score="x"; !PATH removes a value. What reads a state either takes it or says in
-// one line what is wrong.
+// callbacks.EarlyStopping.best_score="x"; !PATH removes a value. What reads a state either takes it or says
+// in one line what is wrong.
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/zeros.h>
@@ -32,8 +32,9 @@ using namespace train;
 const std::string kFile = "run/checkpoints/last.pt";
 
 CheckpointPolicy new_policy() {
-  return CheckpointPolicy({.folder = "run/checkpoints", .filename = "{epoch}-{loss:.2f}", .monitor = "loss", .save_top_k = 2},
-                          [](const auto& path) { return path.string().size() % 2 == 0; });
+  return CheckpointPolicy(
+      {.folder = "run/checkpoints", .filename = "{epoch}-{loss:.2f}", .monitor = "loss", .save_top_k = 2},
+      [](const auto& path) { return path.string().size() % 2 == 0; });
 }
 
 IValue base() {
@@ -44,15 +45,17 @@ IValue base() {
   stopping.check(0.5, 1);
   TrainingState state;
   state.model = make_state({{"weight", one}});
-  state.optimizer = make_state({{"state", make_state()},
-                                {"param_groups", make_list({make_state({{"lr", 0.1}, {"params", make_list()}})})}});
+  state.optimizer =
+      make_state({{"state", make_state()},
+                  {"param_groups", make_list({make_state({{"lr", 0.1}, {"params", make_list()}})})}});
   state.ema = make_state({{"n_averaged", at::zeros({})}, {"module.weight", one}});
   state.generators = {{at::zeros({8}, at::kByte), {}}};
   state.callbacks = {{"ModelCheckpoint", policy.state_dict()},
                      {"EarlyStopping", stopping.state_dict()},
                      {"Trainer", make_state({{"train_examples", 10}})}};
   state.config_json = R"({"task": "toy", "batch_size": 4, "accumulate": 1})";
-  state.shards = R"({"folder": "last.shards", "bytes": 16, "checksums": [[1], [2]], "names": [["weight", "weight"]],
+  state.shards =
+      R"({"folder": "last.shards", "bytes": 16, "checksums": [[1], [2]], "names": [["weight", "weight"]],
     "units": [{"shard_numel": 2, "parameters": [["weight", 0, [2, 2], [2, 1]]]}],
     "pieces": [["model", 0, "torch.float32", 0], ["exp_avg", 0, "torch.bool", 8]]})";
   return to_value(state);
@@ -106,7 +109,8 @@ void edit(const IValue& root, const std::string& line) {
 /// Calls what reads a callback's state, if there is any.
 template <typename Callback>
 void load(const TrainingState& state, const char* name, Callback& callback) try {
-  if (const auto kept = state.callbacks.find(name); kept != state.callbacks.end() && kept->second.isGenericDict())
+  if (const auto kept = state.callbacks.find(name);
+      kept != state.callbacks.end() && kept->second.isGenericDict())
     callback.load_state_dict(kept->second.toGenericDict());
 } catch (const std::invalid_argument& error) {
   expect_message(error.what());
@@ -125,8 +129,7 @@ void use(const TrainingState& state) {
   to_training_state(to_file_value(whole, "exported.ckpt"), kFile);
   if (state.shards.empty()) return;
   ShardReader reader(kFile, state.shards);
-  for (const char* key : {"model", "ema"})
-    try {
+  for (const char* key : {"model", "ema"}) try {
       reader.hollow(key, key == std::string("ema") ? state.ema : state.model);
     } catch (const std::invalid_argument& error) {
       expect_message(error.what());
@@ -136,7 +139,8 @@ void use(const TrainingState& state) {
 const std::vector<std::string>& places() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> found;
-    const std::function<void(const IValue&, const std::string&)> walk = [&](const auto& value, const auto& at) {
+    const std::function<void(const IValue&, const std::string&)> walk = [&](const auto& value,
+                                                                            const auto& at) {
       for (const auto& item : value.toGenericDict()) {
         found.push_back(at + item.key().toStringRef());
         if (item.value().isGenericDict()) walk(item.value(), found.back() + ".");
@@ -160,10 +164,34 @@ const std::vector<std::string>& places() {
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most,
                                                unsigned seed) {
   using namespace ddprun::fuzz;
-  static const std::vector<std::string> values = {
-      "0", "1", "-1", "2", "7", "4611686018427387904", "9223372036854775807", "-9223372036854775808", "1e300",
-      "0.5", "true", "false", "null", "\"\"", "\"x\"", "\"/\"", "\"..\"", "[]", "[0]", "[[]]", "{}", "{\"x\": 1}",
-      "\"torch.bool\"", "\"torch.float64\"", "[2, 2]", "[9223372036854775807, 2]", "[-1, 1]", "[1]"};
+  static const std::vector<std::string> values = {"0",
+                                                  "1",
+                                                  "-1",
+                                                  "2",
+                                                  "7",
+                                                  "4611686018427387904",
+                                                  "9223372036854775807",
+                                                  "-9223372036854775808",
+                                                  "1e300",
+                                                  "0.5",
+                                                  "true",
+                                                  "false",
+                                                  "null",
+                                                  "\"\"",
+                                                  "\"x\"",
+                                                  "\"/\"",
+                                                  "\"..\"",
+                                                  "[]",
+                                                  "[0]",
+                                                  "[[]]",
+                                                  "{}",
+                                                  "{\"x\": 1}",
+                                                  "\"torch.bool\"",
+                                                  "\"torch.float64\"",
+                                                  "[2, 2]",
+                                                  "[9223372036854775807, 2]",
+                                                  "[-1, 1]",
+                                                  "[1]"};
   std::minstd_rand random(seed);
   const auto one_of = [&](const auto& all) { return all[random() % all.size()]; };
   auto lines = split(text_of(data, size), '\n');
