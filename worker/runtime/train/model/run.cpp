@@ -13,7 +13,7 @@
 namespace ddprun::train {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 /// Optimizer steps over this many samples on all ranks.
 std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, const TrainerOptions& options) {

@@ -26,7 +26,8 @@ namespace fs = std::filesystem;
 using c10::IValue;
 
 constexpr std::int64_t kFormat = 1;
-constexpr std::int64_t kShardedFormat = 2;  // of an index, which older workers cannot resume
+constexpr std::int64_t kMostBatches = 1 << 22;  // in a step
+constexpr std::int64_t kShardedFormat = 2;      // of an index, which older workers cannot resume
 
 // -- the configuration: JSON in memory, a dict in the file --
 
@@ -101,8 +102,9 @@ std::vector<GeneratorState> read_generators(const DictReader& root) {
 
 std::int64_t count(const DictReader& reader, const char* key) {
   const auto value = reader.integer(key);
-  if (value < 0)
-    reader.fail(std::string("'") + key + "': expected an integer >= 0, got " + std::to_string(value));
+  if (value < 0 || value > kMostCounted)
+    reader.fail(std::string("'") + key + "': expected an integer >= 0, and at most " +
+                std::to_string(kMostCounted) + ", got " + std::to_string(value));
   return value;
 }
 
@@ -143,6 +145,8 @@ TrainingState read_state(const IValue& value) {
   const DictReader config(root.dict("config"), "the run's config");
   for (const char* key : {"accumulate", "batch_size"})
     if (root.dict("config").contains(key)) (void)config.positive(key);
+  if (config.has("accumulate") && config.integer("accumulate") > kMostBatches)
+    config.fail("'accumulate': expected at most " + std::to_string(kMostBatches));
   state.config_json =
       to_json(root.dict("config")).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return state;

@@ -46,16 +46,18 @@ GenericDict epoch_progress(std::int64_t begun, std::int64_t ended) {
   return whole;
 }
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 /// A rank's batches of the epoch so far; between epochs, all of them.
 std::int64_t batches_of(const TrainingState& state, const nlohmann::json& config) {
   if (state.world_size == 0) return state.position.samples;  // another program's
   const auto batch_size = config.value("batch_size", std::int64_t{1});
   auto samples = state.position.samples;
-  if (const auto trainer = state.callbacks.find("Trainer"); samples == 0 && trainer != state.callbacks.end())
-    if (const DictReader reader(trainer->second, "Trainer"); reader.has("train_examples"))
-      samples = reader.integer("train_examples");
+  const auto trainer = state.callbacks.find("Trainer");
+  if (samples == 0 && trainer != state.callbacks.end() && trainer->second.isGenericDict())
+    if (const auto kept = trainer->second.toGenericDict();
+        kept.contains("train_examples") && kept.at("train_examples").isInt())
+      samples = std::clamp(kept.at("train_examples").toInt(), std::int64_t{0}, kMostCounted);
   return ceil_div(ceil_div(samples, state.world_size), batch_size);
 }
 

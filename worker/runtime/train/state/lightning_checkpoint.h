@@ -6,6 +6,9 @@
 
 namespace ddprun::train {
 
+/// Steps, samples and so on of a file are refused above this: sums and products of them do not overflow.
+inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 40;
+
 /// The state as the dict that Lightning's Trainer saves (2.0 and later), which its fit(ckpt_path=...) and
 /// LightningModule.load_from_checkpoint() read:
 ///

@@ -60,10 +60,10 @@ void check(const ShardIndex& index) {
   };
   expect(!index.folder.empty() && index.folder.find('/') == std::string::npos && index.folder != "..",
          "'folder' is not the name of a folder beside it");
-  expect(!index.checksums.empty(), "no checksums");
+  expect(!index.checksums.empty() && index.bytes >= 0, "no checksums");
+  const auto chunks = index.bytes / kShardChunk + (index.bytes % kShardChunk != 0 ? 1 : 0);
   for (const auto& of_rank : index.checksums)
-    expect(static_cast<std::int64_t>(of_rank.size()) == (index.bytes + kShardChunk - 1) / kShardChunk,
-           "another number of checksums than of chunks");
+    expect(static_cast<std::int64_t>(of_rank.size()) == chunks, "another number of checksums than of chunks");
   const auto ranks = static_cast<std::int64_t>(index.checksums.size());
   for (const auto& unit : index.units) {
     std::int64_t numel = 0;
@@ -83,9 +83,18 @@ void check(const ShardIndex& index) {
   }
 }
 
+/// throws  std::invalid_argument for other values, which would become integers: bools, fractions
+void check_types(const json& value, int depth = 0) {
+  if (value.is_structured() ? depth > 8 : !value.is_string() && !value.is_number_integer())
+    throw std::invalid_argument(std::string("expected text and integers, got ") + value.type_name());
+  if (value.is_structured())
+    for (const auto& each : value) check_types(each, depth + 1);
+}
+
 ShardIndex parse_index(const std::string& text) {
   ShardIndex index;
   const auto root = json::parse(text);
+  check_types(root);
   root.at("folder").get_to(index.folder);
   root.at("bytes").get_to(index.bytes);
   root.at("checksums").get_to(index.checksums);
