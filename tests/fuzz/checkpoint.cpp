@@ -33,7 +33,7 @@ const std::string kFile = "run/checkpoints/last.pt";
 
 CheckpointPolicy new_policy() {
   return CheckpointPolicy(
-      {.folder = "run/checkpoints", .filename = "{epoch}-{loss:.2f}", .monitor = "loss", .save_top_k = 2},
+      {.folder = "run/checkpoints", .filename = "{epoch}-{loss:.2f}", .monitor = "loss", .save_top_k = 2, .resumed_from = {}},
       [](const auto& path) { return path.string().size() % 2 == 0; });
 }
 

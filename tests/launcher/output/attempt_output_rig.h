@@ -1,6 +1,7 @@
 #pragma once
 
 #include <list>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -32,10 +33,14 @@ struct OutputRig {
       : out(std::move(out_ends)),
         err(std::move(err_ends)),
         console(std::in_place, io, out.theirs.get(), err.theirs.get()),
-        logs(std::in_place, io, *console, &folder) {}
+        logs(std::in_place, io, *console, std::make_shared<LogFolder>(temp.path())) {}
 
+  WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan) {
+    REQUIRE(run(io, made(plan)) == true);
+    return logs->open(index, plan);
+  }
   void start(std::size_t index, const WorkerOutputPlan& plan, const std::function<void()>& work) {
-    writers.emplace_back(logs->open(index, plan), work);
+    writers.emplace_back(open(index, plan), work);
   }
   void drain(std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::now() + kDeadline) {
     REQUIRE(run(io, logs->wait_for_ends(deadline)).has_value());
@@ -52,8 +57,14 @@ struct OutputRig {
   }
   std::string file(const std::string& name) const { return read_file(temp.path() / name); }
 
+  boost::asio::awaitable<bool> made(WorkerOutputPlan plan) {
+    const std::vector<WorkerOutputPlan> plans = {plan};
+    const std::function<bool()> waits = [] { return false; };
+    co_await logs->make_files(plans, waits);
+    co_return true;
+  }
+
   TempDir temp;
-  LogFolder folder{temp.path()};
   boost::asio::io_context io;
   Ends out, err;
   std::optional<Console> console;

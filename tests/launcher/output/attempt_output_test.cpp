@@ -67,7 +67,7 @@ TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[at
   OutputRig rig;
   StreamPlan inherit;
   inherit.inherit = true;
-  const auto inherited = rig.logs->open(0, {inherit, inherit});
+  const auto inherited = rig.open(0, {inherit, inherit});
   CHECK_FALSE(inherited.out);
   CHECK_FALSE(inherited.err);
   CHECK(rig.logs->last_error_lines(0).empty());
@@ -84,7 +84,7 @@ TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[at
 
 TEST_CASE("the worker's ends are closed on exec and wait as usual", "[attempt_output]") {
   OutputRig rig;
-  auto ends = rig.logs->open(0, {to_console(), to_file("err")});
+  auto ends = rig.open(0, {to_console(), to_file("err")});
   for (const UniqueFd* end : {&ends.out, &ends.err}) {
     CHECK((::fcntl(end->get(), F_GETFD) & FD_CLOEXEC) != 0);
     CHECK((::fcntl(end->get(), F_GETFL) & O_NONBLOCK) == 0);
@@ -136,7 +136,7 @@ TEST_CASE("the workers' terminals follow the size of ddprun's", "[attempt_output
   OutputRig rig(make_terminal());
   StreamPlan plan = to_console("[d\u00fc]:");
   plan.timestamps = true;
-  const auto ends = rig.logs->open(0, {plan, to_console()});
+  const auto ends = rig.open(0, {plan, to_console()});
   winsize size{};
   size.ws_col = 123;
   REQUIRE(::ioctl(rig.out.theirs.get(), TIOCSWINSZ, &size) == 0);

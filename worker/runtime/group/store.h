@@ -6,12 +6,9 @@
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <ddprun/common/worker_env.h>
-
-namespace c10d {
-class Store;
-}
 
 namespace ddprun::ddp {
 

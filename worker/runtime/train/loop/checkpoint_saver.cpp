@@ -65,24 +65,6 @@ std::optional<std::int64_t> number_of(const TrainingState& state, const char* ke
   return kept.has(key) ? std::optional(kept.integer(key)) : std::nullopt;
 }
 
-/// throws  UsageError naming the setting that must not change
-void check_same_run(const Run& run, const Resumed& resumed) {
-  const auto was = nlohmann::json::parse(resumed.state.config_json);
-  const auto is = nlohmann::json::parse(run.options.config_json);
-  for (const char* key :
-       {"task", "batch_size", "seed", "norm_weight_decay", "bias_weight_decay", "layer_decay"})
-    if (was.contains(key) && is.contains(key) && was[key] != is[key])
-      throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
-                       was[key].dump() + ", got " + is[key].dump());
-  if (was.contains("task") && was["task"] != run.task.name)
-    throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
-  const auto examples = number_of(resumed.state, kExamples);
-  if (examples && *examples != run.task.train_set->size())
-    throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
-                     " training examples, got " + std::to_string(run.task.train_set->size()) +
-                     " (--data, --val-split and --limit-train say which)");
-}
-
 /// A callback and what it judges by, as the beginning of Lightning's key.
 std::string key_by_metric(const std::string& callback, const Run& run) {
   return callback + "{'monitor': '" + run.monitor + "', 'mode': '" +
@@ -131,14 +113,6 @@ std::string limits_of(const Run& run) {
   return text.str();
 }
 
-/// Lightning records neither ranks nor batch size: assumes the current ones.
-void settle_position(TrainingState& state, const Run& run) {
-  if (state.world_size != 0) return;
-  state.world_size = run.group.size();
-  const auto batches = std::min(state.position.samples, run.task.train_set->size());
-  state.position.samples = batches * run.group.size() * run.options.batch_size;
-}
-
 /// This rank's values; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
   const auto kept = kept_by_trainer(state);
@@ -157,7 +131,8 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
   return own;
 }
 
-/// throws  IoError unless the trainer can read all that it kept
+}  // namespace
+
 void check_kept(const Resumed& resumed, const ddp::ProcessGroup& group) try {
   const auto& state = resumed.state;
   for (const char* key : {kExamples, kRows}) number_of(state, key);
@@ -168,77 +143,7 @@ void check_kept(const Resumed& resumed, const ddp::ProcessGroup& group) try {
   throw IoError(resumed.source(), error.what());
 }
 
-}  // namespace
-
-std::optional<Resumed> find_resumed(const Run& run) {
-  const auto& wanted = run.options.checkpoint.resume;
-  if (wanted.empty()) return std::nullopt;
-  const auto folder = wanted == "auto" ? run.options.out / "checkpoints" : fs::path(wanted).parent_path();
-  const auto holders = find_shards(run.group, folder);
-  const auto verify = [&](const fs::path& checkpoint, const std::string& shards) {
-    return verify_shards(run.group, checkpoint, shards, holders);
-  };
-  Resumed resumed;
-  if (!run.on_rank_0())
-    while (verify({}, {})) continue;
-  else if (wanted == "auto") {
-    auto found = find_resume(run.options.out, verify);
-    for (const auto& line : found.skipped) log_warning(line);
-    resumed = {found.path, std::move(found.state), found.skipped.empty()};
-    if (found.path.empty())
-      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch");
-  } else {
-    resumed = {wanted, read_checkpoint(wanted)};
-    resumed.is_newest =
-        !continues_in(run.options.out, wanted) || is_newest_state(run.options.out, resumed.state);
-    if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
-  }
-  if (run.on_rank_0()) verify({}, {});
-  resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
-  if (resumed.path.empty()) return std::nullopt;
-  if (run.group.size() > 1) {
-    auto received = receive_checkpoint(run.group, resumed.path);
-    if (!run.on_rank_0()) resumed.state = std::move(received);
-  }
-  if (const auto& shards = resumed.state.shards; !shards.empty())
-    check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
-                  /*all=*/!run.options.parallel.fsdp);
-  check_kept(resumed, run.group);
-  settle_position(resumed.state, run);
-  check_same_run(run, resumed);
-  return resumed;
-}
-
-bool continues_in(const fs::path& run_folder, const fs::path& checkpoint) {
-  std::error_code error;
-  return fs::equivalent(checkpoint.parent_path(), run_folder / "checkpoints", error);
-}
-
-std::unique_ptr<RunFolder> begin_folder(const Run& run, const Resumed* resumed) {
-  const auto& options = run.options;
-  std::error_code error;
-  fs::create_directories(options.out / "checkpoints", error);
-  if (error) throw IoError(options.out, "cannot create the run folder", error.value());
-  auto folder = std::make_unique<RunFolder>(options.out);
-  std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
-  if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
-  names.insert(names.end(), options.more_files.begin(), options.more_files.end());
-  if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, resumed->path))) {
-    names.emplace_back("report.html");
-    if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
-    folder->resume(resumed->state.identity, resumed->is_newest, names);
-    return folder;
-  }
-  const bool goes_on =
-      options.checkpoint.resume == "auto" || (options.memory != nullptr && options.memory->begun);
-  const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
-  if (!other.empty())
-    throw UsageError("--out: " + options.out.string() + " holds a run already (" +
-                     other.lexically_relative(options.out).string() +
-                     "); expected another folder, --resume or --overwrite");
-  folder->begin(names);
-  return folder;
-}
+std::optional<std::int64_t> examples_of(const TrainingState& state) { return number_of(state, kExamples); }
 
 Evaluating evaluating_of(const TrainingState& state) {
   const auto kept = number_of(state, kEvaluating).value_or(0);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -32,23 +31,6 @@ struct Resumed {
   std::filesystem::path source() const { return path.empty() ? kInMemory : path; }
 };
 
-/// Finds the checkpoint to resume from, the same on every rank. Every rank calls it.
-///
-/// returns  nullopt to start from scratch
-/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError,
-/// also
-///          if there are checkpoints and none can be used
-std::optional<Resumed> find_resumed(const Run& run);
-
-/// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
-bool continues_in(const std::filesystem::path& run_folder, const std::filesystem::path& checkpoint);
-
-/// Makes the folder this run's, before anything is written there; on rank 0.
-///
-/// resumed  null: from scratch
-/// throws   UsageError if it holds another run, and TrainerOptions::overwrite is false
-std::unique_ptr<RunFolder> begin_folder(const Run& run, const Resumed* resumed);
-
 /// The evaluation during which the checkpoint was made, to begin with.
 Evaluating evaluating_of(const TrainingState& state);
 /// How the run was doing when its state was kept.
@@ -61,6 +43,10 @@ struct InMemory {
 InMemory before_resume(const TrainingState& state, const Run& run);
 inline constexpr const char* kTimeIsUp = "the time is up";
 
+/// throws  IoError unless the trainer can read all that it kept in the checkpoint
+void check_kept(const Resumed& resumed, const ddp::ProcessGroup& group);
+/// The size of the training set; nullopt in older checkpoints.
+std::optional<std::int64_t> examples_of(const TrainingState& state);
 /// The latest metrics when the checkpoint was made; none in older checkpoints.
 report::MetricRow metrics_of(const TrainingState& state);
 /// The number of rows of metrics when the checkpoint was made; nullopt in older checkpoints.

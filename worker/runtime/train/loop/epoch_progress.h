@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -81,6 +82,26 @@ struct EpochProgress {
   double seconds_elsewhere = 0;  ///< in validation
   Clock::time_point begin = Clock::now();
 
+  /// After `samples` of it, with this rank's remaining indices.
+  ///
+  /// without_padding  how many of them are not the sampler's padding, which comes last: it is trained on, but
+  ///                  not counted in the metrics
+  /// join             leaves the padding out
+  /// drop_last        leaves out what does not fill a batch
+  void start(std::vector<std::int64_t> remaining, std::int64_t without_padding, bool join, bool drop_last,
+             std::int64_t batch_size, std::int64_t ranks) {
+    indices = std::move(remaining);
+    to_count = without_padding;
+    if (join) indices.resize(static_cast<std::size_t>(to_count));
+    if (drop_last) {
+      const auto size = static_cast<std::size_t>(batch_size);
+      indices.resize(indices.size() / size * size);
+      to_count = std::min(to_count, static_cast<std::int64_t>(indices.size()));
+    }
+    first_samples = samples;
+    batch = first_batch = samples / (ranks * batch_size);
+  }
+
   bool done() const { return batch == batches; }
   /// Indices of the last `count` batches, those of one step.
   std::span<const std::int64_t> newest(std::int64_t count, std::int64_t batch_size) const {
@@ -102,5 +123,21 @@ struct EpochProgress {
     return bar;
   }
 };
+
+/// An estimate of the remaining epochs, including their validation, from what has been measured.
+///
+/// epochs      after this one
+/// steps_left  of the run, if it has a limit
+/// between     seconds from an epoch to the next
+inline double seconds_after_epoch(const BarState& bar, std::int64_t epochs,
+                                  std::optional<std::int64_t> steps_left, std::int64_t accumulate,
+                                  double between) {
+  const auto batches = static_cast<double>(bar.total);
+  auto left = static_cast<double>(epochs);
+  if (steps_left)
+    left = std::min(left, static_cast<double>(*steps_left * accumulate - (bar.total - bar.done)) / batches);
+  const double batch = bar.seconds / static_cast<double>(std::max<std::int64_t>(bar.done - bar.first, 1));
+  return std::max(left, 0.0) * (batch * batches + between);
+}
 
 }  // namespace ddprun::train

@@ -21,6 +21,7 @@
 #include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/loop/ended_run.h>
 #include <ddprun/train/loop/epoch_progress.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/loop/run_evaluation.h>
 #include <ddprun/train/loop/run_status.h>
 #include <ddprun/train/loop/step_memory.h>
@@ -187,17 +188,8 @@ class Trainer {
     epoch_ = std::exchange(next_epoch_, {});
     epoch_.begin = Clock::now();
     sampler_.set_epoch(at_.epoch, epoch_.samples);
-    epoch_.indices = sampler_.indices();
-    // The sampler's padding comes last: it is trained on, but not counted in the metrics.
-    epoch_.to_count = sampler_.num_without_padding();
-    if (run_.options.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
-    if (run_.options.drop_last) {
-      const auto batch = static_cast<std::size_t>(run_.options.batch_size);
-      epoch_.indices.resize(epoch_.indices.size() / batch * batch);
-      epoch_.to_count = std::min(epoch_.to_count, static_cast<std::int64_t>(epoch_.indices.size()));
-    }
-    epoch_.first_samples = epoch_.samples;
-    epoch_.batch = epoch_.first_batch = epoch_.samples / (run_.group.size() * run_.options.batch_size);
+    epoch_.start(sampler_.indices(), sampler_.num_without_padding(), run_.options.parallel.join,
+                 run_.options.drop_last, run_.options.batch_size, run_.group.size());
     loader_.start_epoch(epoch_.indices, at_.epoch);
     epoch_.batches = epoch_.batch + loader_.batches();
     if (run_.options.parallel.join)  // as many steps on every rank
@@ -350,20 +342,12 @@ class Trainer {
     bar.label = "epoch " + std::to_string(at_.epoch + 1) + "/" + std::to_string(run_.options.epochs);
     bar.loss = losses_.mean();
     bar.measure = totals_.first_measure();
-    bar.run_left = seconds_after_this_epoch(bar);
+    const auto& options = run_.options;
+    const auto steps_left =
+        options.max_steps > 0 ? std::optional(options.max_steps - at_.step) : std::nullopt;
+    bar.run_left = seconds_after_epoch(bar, options.epochs - at_.epoch - 1, steps_left, options.accumulate,
+                                       seconds_between_epochs_);
     log_.bar(bar);
-  }
-
-  /// Estimates the remaining epochs including validation, from what has been measured.
-  double seconds_after_this_epoch(const BarState& bar) const {
-    auto epochs = static_cast<double>(run_.options.epochs - at_.epoch - 1);
-    if (run_.options.max_steps > 0)
-      epochs =
-          std::min(epochs, static_cast<double>((run_.options.max_steps - at_.step) * run_.options.accumulate -
-                                               (bar.total - bar.done)) /
-                               static_cast<double>(bar.total));
-    const double batch = bar.seconds / static_cast<double>(std::max<std::int64_t>(bar.done - bar.first, 1));
-    return std::max(epochs, 0.0) * (batch * static_cast<double>(bar.total) + seconds_between_epochs_);
   }
 
   RankEpoch rank_epoch() const {
@@ -420,7 +404,6 @@ class Trainer {
     ++at_.epoch;
   }
 
-  /// In the middle of an epoch, or after its last step.
   void save(Occasion occasion) { save({at_.epoch, epoch_.samples}, occasion); }
 
   /// On a slow disk a rank waits here until its last checkpoint is written, and the others for it: in the
@@ -510,16 +493,7 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   check_length(run);
   warn_of_test_set(run);
   if (resumed && has_ended(run, *resumed)) return Ending::kComplete;
-  std::unique_ptr<RunFolder> folder;
-  (void)ddp::any_rank_true(group, false);  // no rank still reads weights of a run that is set aside
-  if (run.on_rank_0()) {
-    folder = begin_folder(run, resumed ? &*resumed : nullptr);
-    if (in_force.on_folder) in_force.on_folder(*folder);
-    run.identity = folder->identity();
-  }
-  run.folder = folder.get();
-  run.identity.run = ddp::broadcast_from_rank_0(group, run.identity.run);
-  run.identity.branch = std::stoll(ddp::broadcast_from_rank_0(group, std::to_string(run.identity.branch)));
+  const auto folder = begin_folder(run, resumed ? &*resumed : nullptr);
   return Trainer(run, std::move(resumed)).run();
 }
 

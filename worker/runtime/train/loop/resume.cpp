@@ -1,0 +1,134 @@
+#include <ddprun/train/loop/resume.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/train/state/run_memory.h>
+#include <ddprun/train/state/shard_writer.h>
+
+namespace ddprun::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// throws  UsageError naming the setting that must not change
+void check_same_run(const Run& run, const Resumed& resumed) {
+  const auto was = nlohmann::json::parse(resumed.state.config_json);
+  const auto is = nlohmann::json::parse(run.options.config_json);
+  for (const char* key :
+       {"task", "batch_size", "seed", "norm_weight_decay", "bias_weight_decay", "layer_decay"})
+    if (was.contains(key) && is.contains(key) && was[key] != is[key])
+      throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
+                       was[key].dump() + ", got " + is[key].dump());
+  if (was.contains("task") && was["task"] != run.task.name)
+    throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
+  const auto examples = examples_of(resumed.state);
+  if (examples && *examples != run.task.train_set->size())
+    throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
+                     " training examples, got " + std::to_string(run.task.train_set->size()) +
+                     " (--data, --val-split and --limit-train say which)");
+}
+
+/// Lightning records neither ranks nor batch size: assumes the current ones.
+void settle_position(TrainingState& state, const Run& run) {
+  if (state.world_size != 0) return;
+  state.world_size = run.group.size();
+  const auto batches = std::min(state.position.samples, run.task.train_set->size());
+  state.position.samples = batches * run.group.size() * run.options.batch_size;
+}
+
+/// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
+bool continues_in(const fs::path& run_folder, const fs::path& checkpoint) {
+  std::error_code error;
+  return fs::equivalent(checkpoint.parent_path(), run_folder / "checkpoints", error);
+}
+
+std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
+  const auto& options = run.options;
+  std::error_code error;
+  fs::create_directories(options.out / "checkpoints", error);
+  if (error) throw IoError(options.out, "cannot create the run folder", error.value());
+  auto folder = std::make_unique<RunFolder>(options.out);
+  std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
+  if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
+  names.insert(names.end(), options.more_files.begin(), options.more_files.end());
+  if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, resumed->path))) {
+    names.emplace_back("report.html");
+    if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
+    folder->resume(resumed->state.identity, resumed->is_newest, names);
+    return folder;
+  }
+  const bool goes_on =
+      options.checkpoint.resume == "auto" || (options.memory != nullptr && options.memory->begun);
+  const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
+  if (!other.empty())
+    throw UsageError("--out: " + options.out.string() + " holds a run already (" +
+                     other.lexically_relative(options.out).string() +
+                     "); expected another folder, --resume or --overwrite");
+  folder->begin(names);
+  return folder;
+}
+
+}  // namespace
+
+std::optional<Resumed> find_resumed(const Run& run) {
+  const auto& wanted = run.options.checkpoint.resume;
+  if (wanted.empty()) return std::nullopt;
+  const auto folder = wanted == "auto" ? run.options.out / "checkpoints" : fs::path(wanted).parent_path();
+  const auto holders = find_shards(run.group, folder);
+  const auto verify = [&](const fs::path& checkpoint, const std::string& shards) {
+    return verify_shards(run.group, checkpoint, shards, holders);
+  };
+  Resumed resumed;
+  if (!run.on_rank_0())
+    while (verify({}, {})) continue;
+  else if (wanted == "auto") {
+    auto found = find_resume(run.options.out, verify);
+    for (const auto& line : found.skipped) log_warning(line);
+    resumed = {found.path, std::move(found.state), found.skipped.empty()};
+    if (found.path.empty())
+      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch");
+  } else {
+    resumed = {wanted, read_checkpoint(wanted)};
+    resumed.is_newest =
+        !continues_in(run.options.out, wanted) || is_newest_state(run.options.out, resumed.state);
+    if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
+  }
+  if (run.on_rank_0()) verify({}, {});
+  resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
+  if (resumed.path.empty()) return std::nullopt;
+  if (run.group.size() > 1) {
+    auto received = receive_checkpoint(run.group, resumed.path);
+    if (!run.on_rank_0()) resumed.state = std::move(received);
+  }
+  if (const auto& shards = resumed.state.shards; !shards.empty())
+    check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
+                  /*all=*/!run.options.parallel.fsdp);
+  check_kept(resumed, run.group);
+  settle_position(resumed.state, run);
+  check_same_run(run, resumed);
+  return resumed;
+}
+
+std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
+  (void)ddp::any_rank_true(run.group, false);  // no rank still reads weights of a run that is set aside
+  std::unique_ptr<RunFolder> folder;
+  if (run.on_rank_0()) {
+    folder = begun_on_rank_0(run, resumed);
+    if (run.options.on_folder) run.options.on_folder(*folder);
+    run.identity = folder->identity();
+  }
+  run.folder = folder.get();
+  auto& [id, branch] = run.identity;
+  id = ddp::broadcast_from_rank_0(run.group, id);
+  branch = std::stoll(ddp::broadcast_from_rank_0(run.group, std::to_string(branch)));
+  return folder;
+}
+
+}  // namespace ddprun::train

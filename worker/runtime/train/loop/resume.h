@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/model/run.h>
+#include <ddprun/train/state/run_folder.h>
+
+namespace ddprun::train {
+
+// How a training begins: from which checkpoint, and in whose folder. Every rank calls these.
+
+/// Finds the checkpoint to resume from, the same on every rank.
+///
+/// returns  nullopt to start from scratch
+/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError, also
+///          if there are checkpoints and none can be used
+std::optional<Resumed> find_resumed(const Run& run);
+
+/// Makes the folder this run's on rank 0, before anything is written there, and sets the run's folder and
+/// identity.
+///
+/// resumed  null: from scratch
+/// returns  what Run::folder refers to; null on the other ranks
+/// throws   UsageError if it holds another run, and TrainerOptions::overwrite is false; IoError
+std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed);
+
+}  // namespace ddprun::train
