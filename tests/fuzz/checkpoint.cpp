@@ -32,9 +32,12 @@ using namespace train;
 const std::string kFile = "run/checkpoints/last.pt";
 
 CheckpointPolicy new_policy() {
-  return CheckpointPolicy(
-      {.folder = "run/checkpoints", .filename = "{epoch}-{loss:.2f}", .monitor = "loss", .save_top_k = 2, .resumed_from = {}},
-      [](const auto& path) { return path.string().size() % 2 == 0; });
+  return CheckpointPolicy({.folder = "run/checkpoints",
+                           .filename = "{epoch}-{loss:.2f}",
+                           .monitor = "loss",
+                           .save_top_k = 2,
+                           .resumed_from = {}},
+                          [](const auto& path) { return path.string().size() % 2 == 0; });
 }
 
 IValue base() {

@@ -14,7 +14,8 @@ namespace ddprun::train {
 /// Finds the checkpoint to resume from, the same on every rank.
 ///
 /// returns  nullopt to start from scratch
-/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError, also
+/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError,
+/// also
 ///          if there are checkpoints and none can be used
 std::optional<Resumed> find_resumed(const Run& run);
 
