@@ -118,12 +118,15 @@ bool is_shell(pid_t pid) {
          0;
 }
 
+/// Whether it needs the signal itself, if no child of its is meant.
+bool acts(pid_t pid, int signal) { return handles(pid, signal) && !is_shell(pid); }
+
 /// The only child of a program that waits for it, if both handle SIGINT: Python's subprocess.run() kills the
 /// child a quarter of a second after it has got SIGINT itself. One that ignores SIGINT, such as the resource
 /// tracker of multiprocessing, does not count.
 std::optional<pid_t> awaited_program(pid_t pid, pid_t group, int signal) {
   const int call = call_of(pid, pid);
-  if (signal != SIGINT || (call != SYS_wait4 && call != SYS_waitid) || !acts_alone(pid, signal)) return {};
+  if (signal != SIGINT || (call != SYS_wait4 && call != SYS_waitid) || !acts(pid, signal)) return {};
   std::vector<pid_t> found = children_of(pid);
   std::erase_if(found, [&](pid_t child) {
     return !is_member(child, group) || !(handles(child, signal) || would_die_of(child, signal));
@@ -164,7 +167,9 @@ bool is_member(pid_t pid, pid_t group) {
   return process && process->group == group;
 }
 
-bool acts_alone(pid_t pid, int signal) { return handles(pid, signal) && !is_shell(pid); }
+bool acts_alone(pid_t leader, int signal) {
+  return acts(leader, signal) && !awaited_program(leader, leader, signal);
+}
 
 std::vector<pid_t> program_of(pid_t leader, int signal) {
   return acts_alone(leader, signal) ? std::vector<pid_t>{leader} : program_below(leader, signal);
@@ -175,7 +180,7 @@ std::vector<pid_t> program_below(pid_t leader, int signal) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     while (const auto child = awaited_program(found[i], leader, signal)) found[i] = *child;
     const pid_t pid = found[i];
-    if (i > 0 && acts_alone(pid, signal)) continue;
+    if (pid != leader && acts(pid, signal)) continue;
     for (const pid_t child : children_of(pid))
       if (is_member(child, leader)) found.push_back(child);
   }

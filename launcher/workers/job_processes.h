@@ -30,8 +30,9 @@ std::vector<pid_t> program_of(pid_t leader, int signal);
 /// The same for a leader that is known not to act alone.
 std::vector<pid_t> program_below(pid_t leader, int signal);
 
-/// Whether the signal is meant for this process only, and not for those that it has started. Quick.
-bool acts_alone(pid_t pid, int signal);
+/// Whether the signal is meant for the leader of a process group only, and not for those that it has started.
+/// Quick.
+bool acts_alone(pid_t leader, int signal);
 
 /// Whether a process with this environment, as in /proc, belongs to the job: it names the job, and is not of
 /// another Slurm job, which a worker has submitted and which inherited the name.

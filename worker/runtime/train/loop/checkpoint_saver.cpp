@@ -133,12 +133,13 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
 
 }  // namespace
 
-void check_kept(const Resumed& resumed, const ddp::ProcessGroup& group) try {
+void check_kept(const Resumed& resumed, const Run& run) try {
   const auto& state = resumed.state;
   for (const char* key : {kExamples, kRows}) number_of(state, key);
-  for (const char* key : {"losses", "totals"}) values_of(state, key, group);
+  for (const char* key : {"losses", "totals"}) values_of(state, key, run.group);
   evaluating_of(state);
   metrics_of(state);
+  before_resume(state, run);
 } catch (const std::invalid_argument& error) {
   throw IoError(resumed.source(), error.what());
 }

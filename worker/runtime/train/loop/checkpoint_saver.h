@@ -44,7 +44,7 @@ InMemory before_resume(const TrainingState& state, const Run& run);
 inline constexpr const char* kTimeIsUp = "the time is up";
 
 /// throws  IoError unless the trainer can read all that it kept in the checkpoint
-void check_kept(const Resumed& resumed, const ddp::ProcessGroup& group);
+void check_kept(const Resumed& resumed, const Run& run);
 /// The size of the training set; nullopt in older checkpoints.
 std::optional<std::int64_t> examples_of(const TrainingState& state);
 /// The latest metrics when the checkpoint was made; none in older checkpoints.

@@ -110,7 +110,7 @@ std::optional<Resumed> find_resumed(const Run& run) {
   if (const auto& shards = resumed.state.shards; !shards.empty())
     check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
                   /*all=*/!run.options.parallel.fsdp);
-  check_kept(resumed, run.group);
+  check_kept(resumed, run);
   settle_position(resumed.state, run);
   check_same_run(run, resumed);
   return resumed;

@@ -73,7 +73,7 @@ TEST_CASE("a rank that computed wrong numbers leaves no state, but that the run 
   CHECK_FALSE(memory.state);
   const auto heads = memory.file->heads();
   REQUIRE(heads.size() == 1);
-  CHECK(heads[0] == R"({"begun":true,"folder":"/run","place":[]})");
+  CHECK(heads[0] == R"({"begun":true,"branch":0,"folder":"/run","place":[],"run":""})");
 }
 
 TEST_CASE("a writer that dies in the middle leaves the state before", "[memory_file]") {
