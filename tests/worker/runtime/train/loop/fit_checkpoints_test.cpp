@@ -136,6 +136,18 @@ TEST_CASE("one of the best checkpoints that had no place on the disk counts as i
   });
 }
 
+TEST_CASE("a training in the folder of another is refused, unless it is to set that aside", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  run(make_task(), options);
+  const auto last = read_file(options.out / "checkpoints/last.pt");
+  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("holds a run already (metrics.csv)"));
+  CHECK(read_file(options.out / "checkpoints/last.pt") == last);
+  options.overwrite = true;
+  run(make_task(), options);
+  CHECK(checkpoints_in(options.out).contains("last.pt"));
+}
+
 TEST_CASE("separate weights that do not fit on the disk do not end the run", "[fit]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {

@@ -163,6 +163,7 @@ TEST_CASE("the check before the training is of so many batches, and nothing is t
   options.sanity_batches = 3;
   CHECK_THROWS_WITH(run_alone(task, options), ContainsSubstring("the third batch"));
   options.sanity_batches = 2;
+  options.overwrite = true;
   run_alone(task, options);
   CHECK(values_by_epoch(dir.path(), "val_loss").size() == 3);
 }
