@@ -246,6 +246,19 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
   rounds.announce(config.train.memory != nullptr);
 }
 
+/// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
+void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGroup& group) {
+  bool has_saved = false;
+  if (env.restart_count > 0 && group.rank() == 0 && !config.train.out.empty()) {
+    const train::RunFolder folder(config.train.out);
+    has_saved = !folder.job().empty() && folder.job() == process_env(kJobIdVariable) &&
+                train::find_resume(
+                    folder.path(), [](const auto&, const auto&) {}, folder.identity())
+                    .found();
+  }
+  if (ddp::any_rank_true(group, has_saved)) config.train.checkpoint.resume = "auto";
+}
+
 /// What a connected group does.
 train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMemory& memory) {
   load_task(config, memory);
@@ -267,6 +280,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     if (rounds.env().round > 0 && config.train.memory != nullptr) load_in_background(config, memory);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    continue_own_run(config, rounds.env(), group);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     if (memory.loading.valid()) memory.loading.get();

@@ -188,6 +188,53 @@ TEST_CASE("a lost rank does not lead back to the branch that a resume has left",
   CHECK(values_of(out, "epoch").back() == "1");
 }
 
+TEST_CASE("a restarted job goes on in its own run, though it was to overwrite another",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto events = dir.path() / "events";
+  auto job = linear(out, {"--overwrite", "--epochs=400", "--batch-size=1", "--no-report"}, 2);
+  job.argv.insert(job.argv.begin() + 1, {"--max-restarts=1", "--events-json=" + events.string()});
+  Child child(job);
+  REQUIRE(wait_until([&] { return fs::exists(out / "checkpoints/epoch=2-step=96.pt"); }));
+  kill_rank(events, 1);
+  REQUIRE(child.wait_for_output("resumed from "));
+  child.send_signal(SIGTERM);
+  child.wait(kTraining);
+  CHECK(count_of("the earlier run's files are in", child.err()) == 1);
+}
+
+TEST_CASE("a run's own checkpoint continues it, whatever its path is", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=2"}));
+  const auto backup = dir.path() / "backup.pt";
+  fs::copy_file(out / "checkpoints/epoch=0-step=8.pt", backup);
+  require_success(linear(out, {"--epochs=3", "--resume=" + backup.string()}));
+  CHECK(fs::exists(out / "checkpoints/last-branch=1.pt"));
+}
+
+TEST_CASE("the best checkpoint is known however the folder is called", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", link = dir.path() / "link";
+  require_success(linear(out, {"--epochs=2", "--save-top-k=1", "--val-split=0.25"}));
+  const fs::path best = read_summary(out)["best_checkpoint"].get<std::string>();
+  fs::create_directory_symlink(out, link);
+  const auto ended =
+      end_of(linear(link, {"--epochs=4", "--lr=5", "--save-top-k=1", "--val-split=0.25", "--resume=auto"}));
+  CHECK(ended.status == ExitStatus::exited(0));
+  CHECK_THAT(ended.err, !ContainsSubstring("is gone"));
+  CHECK(read_summary(link)["best_checkpoint"] == (link / "checkpoints" / best.filename()).string());
+}
+
+TEST_CASE("a folder's name may have a line end, with shards too", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "two\nlines";
+  require_success(linear(out, {"--epochs=1", "--fsdp"}, 2));
+  require_success(linear(out, {"--epochs=2", "--fsdp", "--resume=auto"}, 2));
+}
+
 TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "runs/a";

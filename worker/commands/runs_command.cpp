@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/dict_reader.h>
@@ -109,18 +110,20 @@ void list_runs(const fs::path& folder) {
   if (error) throw IoError(folder, "cannot be listed", error.value());
   if (runs.empty()) throw IoError(folder, "holds no run");
   std::vector<std::vector<std::string>> rows = {{"FOLDER", "RUN", "BRANCH", "EPOCH", "STEP", "BEST", "SIZE"}};
-  for (const auto& path : runs) {
-    const RunFolder run(path);
-    const auto states = state_files(run);
-    const auto best = best_of(states);
-    const auto& [id, branch] = run.identity();
-    const bool any = !states.empty() && states.front().problem.empty();
-    rows.push_back({path.string(), or_dash(id), id.empty() ? "-" : std::to_string(branch),
-                    any ? std::to_string(states.front().position.epoch) : "-",
-                    any ? std::to_string(states.front().step) : "-",
-                    best.scores.empty() ? "-" : best.monitor + formatted(" %.4g", best.scores[0].second),
-                    size_text(size_of(path))});
-  }
+  for (const auto& path : runs) try {
+      const RunFolder run(path);
+      const auto states = state_files(run);
+      const auto best = best_of(states);
+      const auto& [id, branch] = run.identity();
+      const bool any = !states.empty() && states.front().problem.empty();
+      rows.push_back({path.string(), or_dash(id), id.empty() ? "-" : std::to_string(branch),
+                      any ? std::to_string(states.front().position.epoch) : "-",
+                      any ? std::to_string(states.front().step) : "-",
+                      best.scores.empty() ? "-" : best.monitor + formatted(" %.4g", best.scores[0].second),
+                      size_text(size_of(path))});
+    } catch (const IoError& unreadable) {
+      log_warning(unreadable.what());
+    }
   print_table(rows);
 }
 
@@ -175,7 +178,8 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
   }
   std::vector<fs::path> doomed;
   for (const auto& state : states)
-    if (state.problem.empty() && run.branch_of(state.path) > 0 && !kept.contains(state.path.filename()))
+    if (state.problem.empty() && state.identity.run == run.identity().run && run.branch_of(state.path) > 0 &&
+        !kept.contains(state.path.filename()))
       doomed.push_back(state.path);
   return doomed;
 }

@@ -232,7 +232,8 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   for (const auto& callback : callbacks_)
     restore(callback->name(), [&](const auto& dict) { callback->load_state_dict(dict); });
   if (!policy_) return;
-  restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict); });
+  const bool same_run = !state.identity.run.empty() && state.identity.run == run_.identity.run;
+  restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict, same_run); });
   forget_missing();
 }
 
@@ -326,16 +327,16 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
 
 /// Every rank calls it; rank 0's request says whether there is a checkpoint, and then waits for the shards.
 void CheckpointSaver::write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request) {
-  std::string text;  // the new folder, and the names of all those in use
+  std::string text;  // the new folder, and the names of all those in use: a path may have any character
   if (!request.paths.empty()) {
     const auto& path = request.paths.front();
     const auto name = shards_name(path, state.step, run_.identity);
-    text = (path.parent_path() / name).string() + "\n" + name;
-    for (const auto& used : shard_folders(path.parent_path())) text += "\n" + used.filename().string();
+    text = (path.parent_path() / name).string() + '\0' + name;
+    for (const auto& used : shard_folders(path.parent_path())) text += '\0' + used.filename().string();
   }
   text = ddp::broadcast_from_rank_0(run_.group, text);
   if (text.empty()) return;
-  const auto lines = split(text, '\n');
+  const auto lines = split(text, '\0');
   const auto& folder = lines.front();
   // Rank 0's are removed by its writer; on a host-local disk nobody else would remove these.
   remove_shards_but(fs::path(folder).parent_path(), run_.identity.run, {lines.begin() + 1, lines.end()});

@@ -44,9 +44,12 @@ void settle_position(TrainingState& state, const Run& run) {
 }
 
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
-bool continues_in(const fs::path& run_folder, const fs::path& checkpoint) {
+bool continues_in(const fs::path& run_folder, const Resumed& from) {
   std::error_code error;
-  return fs::equivalent(checkpoint.parent_path(), run_folder / "checkpoints", error);
+  const auto folder = fs::canonical(from.path, error).parent_path();
+  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
+         (!from.state.identity.run.empty() &&
+          from.state.identity.run == RunFolder(run_folder).identity().run);
 }
 
 std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
@@ -58,7 +61,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
   if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
   names.insert(names.end(), options.more_files.begin(), options.more_files.end());
-  if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, resumed->path))) {
+  if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
     names.emplace_back("report.html");
     if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
     folder->resume(resumed->state.identity, resumed->is_newest, names);
@@ -69,8 +72,8 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
   if (!other.empty())
     throw UsageError("--out: " + options.out.string() + " holds a run already (" +
-                     other.lexically_relative(options.out).string() +
-                     "); expected another folder, --resume or --overwrite");
+                     other.lexically_relative(options.out).string() + "); expected another folder" +
+                     (resumed == nullptr ? ", --resume" : "") + " or --overwrite");
   folder->begin(names);
   return folder;
 }
@@ -97,7 +100,7 @@ std::optional<Resumed> find_resumed(const Run& run) {
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
     resumed.is_newest =
-        !continues_in(run.options.out, wanted) || is_newest_state(run.options.out, resumed.state);
+        !continues_in(run.options.out, resumed) || is_newest_state(run.options.out, resumed.state);
     if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
   }
   if (run.on_rank_0()) verify({}, {});

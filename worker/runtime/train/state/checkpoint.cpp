@@ -311,8 +311,10 @@ ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, 
     std::erase_if(files, [&](const StateFile& file) {
       return file.identity.run != since.run || file.identity.branch < since.branch;
     });
-  else if (files.empty())
-    check_none_gone(folder);
+  else if (const auto run = folder.identity().run; !run.empty())
+    std::erase_if(
+        files, [&](const StateFile& file) { return !file.identity.run.empty() && file.identity.run != run; });
+  if (since.run.empty() && files.empty()) check_none_gone(folder);
   for (const auto& file : files) try {
       if (!file.is_beside(files.front())) break;
       if (!file.problem.empty()) {

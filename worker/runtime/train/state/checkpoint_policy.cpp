@@ -226,22 +226,26 @@ c10::impl::GenericDict CheckpointPolicy::state_dict() const {
                      {"last_model_path", ""}});
 }
 
-void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state) {
+void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool same_run) {
   const DictReader reader(state, "checkpoint policy");
+  const auto then = reader.has("dirpath") ? Path(reader.text("dirpath")) : options_.folder;
+  const auto here = [&](const Path& path) {
+    return same_run && path.parent_path() == then ? options_.folder / path.filename() : path;
+  };
   auto loaded = *this;  // all or nothing
-  loaded.best_path_ = reader.text("best_model_path");
-  if (!reader.has("dirpath") || Path(reader.text("dirpath")) == options_.folder) {
+  loaded.best_path_ = here(reader.text("best_model_path"));
+  if (same_run || then == options_.folder) {
     loaded.best_k_.clear();
     const auto models = reader.dict("best_k_models");
     const DictReader scores(models, "checkpoint policy: best_k_models");
     for (const auto& item : models) {
       if (!item.key().isString()) scores.fail("expected paths as keys, got " + item.key().tagKind());
       const auto path = item.key().toStringRef();
-      loaded.best_k_.emplace_back(path, static_cast<float>(scores.number(path)));
+      loaded.best_k_.emplace_back(here(path), static_cast<float>(scores.number(path)));
     }
     loaded.best_score_ = optional_number(reader, "best_model_score");
     loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
-    loaded.kth_best_path_ = reader.text("kth_best_model_path");
+    loaded.kth_best_path_ = here(reader.text("kth_best_model_path"));
   }
   *this = std::move(loaded);
 }

@@ -87,8 +87,10 @@ class CheckpointPolicy {
   /// kth_best_model_path, kth_value, and an empty last_model_path.
   c10::impl::GenericDict state_dict() const;
   /// Takes only the best path from a run in another folder.
+  ///
+  /// same_run  the folder is the same one, however it is called now
   /// throws  std::invalid_argument naming a key that is missing or has the wrong type
-  void load_state_dict(const c10::impl::GenericDict& state);
+  void load_state_dict(const c10::impl::GenericDict& state, bool same_run = false);
 
   /// Forgets kept checkpoints whose files are gone, and returns them; best_path() is the best of the rest.
   std::vector<std::filesystem::path> forget_missing();

@@ -14,6 +14,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
@@ -32,7 +33,19 @@ bool is_there(const fs::path& path) {
   throw IoError(path, "cannot be looked up", error.value());
 }
 
+/// As a full disk leaves one.
+bool is_empty_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error) && fs::file_size(path, error) == 0;
+}
+
 bool is_checkpoint(const std::string& name) { return name.starts_with("checkpoints/"); }
+
+/// Not one that leads out of the folder: the list may have been edited.
+bool is_inside(const std::string& name) {
+  const fs::path path(name);
+  return !name.empty() && path.is_relative() && path.lexically_normal() == path && *path.begin() != "..";
+}
 
 std::string random_hex() { return formatted("%08x", static_cast<unsigned>(std::random_device()())); }
 
@@ -59,6 +72,11 @@ void move_file(const fs::path& from, const fs::path& to) {
   std::error_code error;
   fs::create_directories(to.parent_path(), error);
   if (!error) fs::rename(from, to, error);
+  if (error == std::errc::cross_device_link) {
+    error.clear();
+    fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::copy_symlinks, error);
+    if (!error) fs::remove_all(from, error);
+  }
   if (error) throw IoError(from, "cannot be moved to " + to.string(), error.value());
 }
 
@@ -77,16 +95,23 @@ bool is_shards_of(const std::string& run, const fs::path& shards) {
 RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
   const auto list = folder_ / kList;
   if (!is_there(list)) return;
+  bool known = true;
   try {
     const auto json = nlohmann::json::parse(read_file(list));
     identity_.run = json.at("run");
     files_ = json.at("files").get<std::map<std::string, std::int64_t>>();
     replaced_ = json.value("replaced", std::vector<std::string>());
     writing_ = json.value("writing", "");
+    job_ = json.value("job", "");
+    for (const auto& [name, branch] : files_) known = known && is_inside(name);
+    for (const auto& name : replaced_)
+      known = known && name.starts_with("replaced-") && fs::path(name).filename() == name;
   } catch (const nlohmann::json::exception&) {
+    known = false;
+  }
+  if (!known)
     throw IoError(list,
                   "is not the list of a run's files; if you delete it, no file here counts as the run's");
-  }
   identity_.branch = 1;
   for (const auto& [name, branch] : files_) identity_.branch = std::max(identity_.branch, branch);
 }
@@ -116,7 +141,8 @@ std::vector<fs::path> RunFolder::files() const {
 
 fs::path RunFolder::in_the_way(const std::vector<std::string>& names, bool goes_on) const {
   for (const auto& name : names)
-    if (!files_.contains(name) && is_there(folder_ / name)) return folder_ / name;
+    if (!files_.contains(name) && is_there(folder_ / name) && !is_empty_file(folder_ / name))
+      return folder_ / name;
   if (goes_on) return {};
   for (const char* name : {"metrics.csv", "summary.json"})
     if (is_there(folder_ / name)) return folder_ / name;
@@ -128,9 +154,12 @@ fs::path RunFolder::in_the_way(const std::vector<std::string>& names, bool goes_
 }
 
 void RunFolder::begin(const std::vector<std::string>& names) {
-  const bool has_checkpoint = std::ranges::any_of(
-      files_, [&](const auto& file) { return is_checkpoint(file.first) && is_there(folder_ / file.first); });
-  if (identity_.run.empty() || has_checkpoint) {
+  const auto shards = shard_folders(checkpoints());
+  const bool had_checkpoint =
+      std::ranges::any_of(files_, [](const auto& file) { return is_checkpoint(file.first); }) ||
+      std::ranges::any_of(shards, [&](const auto& path) { return is_shards_of(identity_.run, path); });
+  job_ = process_env(kJobIdVariable).value_or("");
+  if (identity_.run.empty() || had_checkpoint) {
     set_aside(names);
     identity_ = {random_hex(), 1};
     files_.clear();
@@ -146,8 +175,12 @@ void RunFolder::begin(const std::vector<std::string>& names) {
 void RunFolder::set_aside(const std::vector<std::string>& names) {
   std::set<fs::path> all(names.begin(), names.end());
   for (const auto& [name, branch] : files_) all.insert(name);
+  for (const auto& shards : shard_folders(checkpoints()))
+    if (is_shards_of(identity_.run, shards)) all.insert(name_of(shards));
+  // States without a run could be taken for the new run's beginning.
   for (const auto& state : state_files(*this)) {
-    if (state.identity.run != identity_.run || (identity_.run.empty() && !state.problem.empty())) continue;
+    const bool is_ours = state.identity.run == identity_.run || state.identity.run.empty();
+    if (!state.problem.empty() || !is_ours) continue;
     all.insert(name_of(state.path));
     if (!state.shards.empty()) all.insert(name_of(state.path.parent_path() / state.shards));
   }
@@ -160,10 +193,17 @@ void RunFolder::set_aside(const std::vector<std::string>& names) {
 
 fs::path RunFolder::move_to(const std::string& run, const std::set<fs::path>& names) {
   fs::path to;
-  for (const auto& name : names) {
-    if (!is_there(folder_ / name)) continue;
-    if (to.empty()) to = free_path(folder_ / ("replaced-" + run), "");
-    move_file(folder_ / name, to / name);
+  std::vector<fs::path> moved;
+  try {
+    for (const auto& name : names) {
+      if (!is_there(folder_ / name)) continue;
+      if (to.empty()) to = free_path(folder_ / ("replaced-" + run), "");
+      move_file(folder_ / name, to / name);
+      moved.push_back(name);
+    }
+  } catch (const IoError&) {
+    for (const auto& name : moved) move_file(to / name, folder_ / name);
+    throw;
   }
   if (!to.empty())
     log_info("the earlier run's files are in " + to.string() +
@@ -172,18 +212,41 @@ fs::path RunFolder::move_to(const std::string& run, const std::set<fs::path>& na
 }
 
 void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names) {
+  job_ = process_env(kJobIdVariable).value_or("");
   if (identity_.run.empty()) {
     identity_ = {random_hex(), 1};
-    for (const auto& name : names)
+    for (const auto& name : names) {
+      if (!is_newest && name.starts_with("metrics.")) keep_earlier(folder_ / name);
       if (is_there(folder_ / name)) files_[name] = 1;
+    }
   } else if (state != identity_ || !is_newest) {
+    const bool goes_back = state.run == identity_.run && state.branch != identity_.branch;
     ++identity_.branch;
+    if (goes_back) restore_metrics(state.branch);
   }
-  // A killed run may not have listed its last one.
-  for (const auto& found : state_files(*this))
-    if (found.identity.run == identity_.run && found.problem.empty())
-      files_.try_emplace(name_of(found.path), found.identity.branch);
+  for (const auto& found : state_files(*this)) {
+    if (!found.problem.empty()) continue;
+    const auto name = name_of(found.path);
+    if (found.identity.run == identity_.run)
+      files_.try_emplace(name, found.identity.branch);  // a killed run may not have listed its last one
+    else if (files_.erase(name) > 0)
+      log_warning(found.path.string() + ": was written by another run, and is kept");
+  }
   save();
+}
+
+/// Those of this branch, if a later one has begun since.
+void RunFolder::restore_metrics(std::int64_t branch) {
+  for (const char* end : {".csv", ".jsonl"}) {
+    const auto file = folder_ / (std::string("metrics") + end);
+    const auto kept = folder_ / ("metrics-branch=" + std::to_string(branch) + end);
+    if (!files_.contains(name_of(file)) || !files_.contains(name_of(kept)) || !is_there(kept)) continue;
+    keep_earlier(file);
+    std::error_code error;
+    fs::copy_file(kept, file, fs::copy_options::overwrite_existing, error);
+    if (error) throw IoError(file, "cannot be replaced by " + kept.string(), error.value());
+    files_[name_of(file)] = identity_.branch;
+  }
 }
 
 /// On a full disk it is written with the next change; the run goes on.
@@ -191,6 +254,7 @@ void RunFolder::save() {
   auto json = nlohmann::ordered_json{{"run", identity_.run}, {"files", files_}};
   if (!replaced_.empty()) json["replaced"] = replaced_;
   if (!writing_.empty()) json["writing"] = writing_;
+  if (!job_.empty()) json["job"] = job_;
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     write_file_atomic(folder_ / kList, text);

@@ -38,6 +38,8 @@ class RunFolder {
   std::filesystem::path checkpoints() const { return folder_ / "checkpoints"; }
   /// The newest branch. Without a list, run is empty.
   RunIdentity identity() const;
+  /// The ddprun job that began or resumed it last; empty: none.
+  const std::string& job() const { return job_; }
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
@@ -83,6 +85,7 @@ class RunFolder {
   void check(const std::filesystem::path& file) const;
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void keep_earlier(const std::filesystem::path& file);
+  void restore_metrics(std::int64_t branch);
   void save();
   void set_aside(const std::vector<std::string>& names);
   std::filesystem::path move_to(const std::string& run, const std::set<std::filesystem::path>& names);
@@ -94,6 +97,7 @@ class RunFolder {
   RunIdentity identity_;
   std::map<std::string, std::int64_t> files_;
   std::vector<std::string> replaced_;
+  std::string job_;
   std::string writing_;  // a checkpoint that is not listed yet
   bool unsaved_ = false;
 };

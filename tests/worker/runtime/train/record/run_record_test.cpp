@@ -24,8 +24,9 @@ using ddprun::test::TestRun;
 
 namespace {
 
-train::TrainingState one_weight_state(std::int64_t step) {
+train::TrainingState one_weight_state(std::int64_t step, const train::RunIdentity& identity = {}) {
   train::TrainingState state;
+  state.identity = identity;
   state.model = test::make_dict();
   state.model.toGenericDict().insert("weight", torch::full({8'000}, static_cast<double>(step)));
   state.optimizer = test::make_dict();
@@ -106,7 +107,7 @@ TEST_CASE("a run removes what it left half-written, and nothing else", "[run_rec
   const TempDir dir;
   {
     TestRun record(dir.path());
-    record.save(one_weight_state(1));
+    record.save(one_weight_state(1, record.folder().identity()));
     record.flush();
   }
   const std::vector<const char*> ours = {".summary.json.tmp.12", "checkpoints/.last.pt.tmp.34",
@@ -138,7 +139,7 @@ TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[r
     for (std::int64_t step = 1; step <= 4; ++step) {
       record.add_metrics(
           {{"step", static_cast<double>(step)}, {"train_loss", 1.0 / static_cast<double>(step)}});
-      if (step == 2) record.save(one_weight_state(step));
+      if (step == 2) record.save(one_weight_state(step, record.folder().identity()));
     }
   }
   const auto found = train::find_resume(dir.path());

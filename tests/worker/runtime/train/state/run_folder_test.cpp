@@ -213,3 +213,94 @@ TEST_CASE("a list that is another program's, or damaged, is refused by name", "[
   write(dir.path() / "run.json", GENERATE("{\"run\": 7}", "[]", "{\"run\": \"a\", \"files\": [1]}", ""));
   CHECK_THROWS_WITH(RunFolder(dir.path()), ContainsSubstring("run.json: is not the list of a run's files"));
 }
+
+TEST_CASE("a new run is not continued from a state that an earlier one had kept", "[run_folder]") {
+  const TempDir dir;
+  const auto checkpoints = dir.path() / "checkpoints";
+  fs::create_directories(checkpoints);
+  save_checkpoint(checkpoints / "last.pt", state_of({}, 10));
+  RunFolder old(dir.path());
+  old.resume({}, /*is_newest=*/true, kNames);
+  save(old, "last.pt", 11);
+  REQUIRE(fs::exists(checkpoints / "last-earlier.pt"));
+  RunFolder(dir.path()).begin(kNames);
+  CHECK_FALSE(find_resume(dir.path()).found());
+  CHECK(fs::exists(dir.path() / ("replaced-" + old.identity().run) / "checkpoints/last-earlier.pt"));
+}
+
+TEST_CASE("shards whose checkpoint is gone are set aside with their run", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto shards = dir.path() / "checkpoints" / shards_name("last.pt", 10, identity);
+  write(shards / "rank-0", "weights");
+  fs::remove(dir.path() / "checkpoints/last.pt");
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  CHECK(folder.identity().run != identity.run);
+  CHECK(fs::exists(dir.path() / ("replaced-" + identity.run) / "checkpoints" / shards.filename() / "rank-0"));
+}
+
+TEST_CASE("another run's state in the place of one's own is kept", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  save_checkpoint(dir.path() / "checkpoints/epoch=1.pt", state_of(identity, 5));
+  save_checkpoint(dir.path() / "checkpoints/last.pt", state_of({"00000000", 1}, 1000));
+  CHECK(find_resume(dir.path()).state.step == 5);
+  RunFolder folder(dir.path());
+  folder.resume(identity, /*is_newest=*/true, kNames);
+  save(folder, "last.pt", 6);
+  CHECK(read_checkpoint(dir.path() / "checkpoints/last-earlier.pt").step == 1000);
+}
+
+TEST_CASE("a run that goes back to an earlier branch has that branch's metrics", "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  RunFolder second(dir.path());
+  second.resume(first, /*is_newest=*/false, kNames);
+  second.claim(dir.path() / "metrics.csv");
+  write(dir.path() / "metrics.csv", "of branch 2");
+  RunFolder third(dir.path());  // the second was killed before its first checkpoint
+  third.resume(first, /*is_newest=*/true, kNames);
+  CHECK(third.identity().branch == 3);
+  CHECK(read_file(dir.path() / "metrics.csv") == "step\n");
+  CHECK(read_file(dir.path() / "metrics-branch=2.csv") == "of branch 2");
+}
+
+TEST_CASE("an older version's metrics are kept when its run goes back", "[run_folder]") {
+  const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
+  write(dir.path() / "metrics.csv", "step\n1\n2\n");
+  RunFolder folder(dir.path());
+  folder.resume({}, /*is_newest=*/false, kNames);
+  CHECK(read_file(dir.path() / "metrics-earlier.csv") == "step\n1\n2\n");
+}
+
+TEST_CASE("an edited list leads to no file outside of the folder", "[run_folder]") {
+  const TempDir dir;
+  write(dir.path() / "run.json",
+        GENERATE(R"({"run": "a", "files": {"../victim": 1}})", R"({"run": "a", "files": {"/etc/victim": 1}})",
+                 R"({"run": "a", "files": {}, "replaced": ["../victim"]})",
+                 R"({"run": "a", "files": {}, "replaced": ["replaced-/../../victim"]})"));
+  CHECK_THROWS_WITH(RunFolder(dir.path()), ContainsSubstring("run.json: is not the list of a run's files"));
+}
+
+TEST_CASE("an empty file that a full disk has left is in nobody's way", "[run_folder]") {
+  const TempDir dir;
+  write(dir.path() / "summary.json", "");
+  CHECK(RunFolder(dir.path()).in_the_way({"summary.json"}, /*goes_on=*/true).empty());
+  write(dir.path() / "summary.json", "{}");
+  CHECK(RunFolder(dir.path()).in_the_way({"summary.json"}, /*goes_on=*/true) == dir.path() / "summary.json");
+}
+
+TEST_CASE("a run is set aside across disks, or not at all", "[run_folder]") {
+  const TempDir dir, other;
+  const auto identity = make_run(dir.path());
+  fs::create_directory_symlink("/dev/shm", dir.path() / "figures");
+  const auto name = "figures/" + other.path().filename().string() + ".png";
+  RunFolder folder(dir.path());
+  folder.claim(dir.path() / name);
+  write(dir.path() / name, "picture");
+  folder.begin(kNames);
+  CHECK(read_file(dir.path() / ("replaced-" + identity.run) / name) == "picture");
+  CHECK_FALSE(fs::exists(dir.path() / name));
+}
