@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
+#include <vector>
 
 #include <ddprun/common/errors.h>
 
@@ -141,6 +142,23 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view bytes
     if (!fd) throw IoError(path, "cannot create", errno);
     if (!write_all(fd.get(), bytes)) throw IoError(path, "cannot write", errno);
   });
+}
+
+void sync_folder(const std::filesystem::path& path) try {
+  sync_path(path.empty() ? "." : path, O_RDONLY | O_DIRECTORY);
+} catch (const IoError& error) {
+  if (error.error_number != EACCES) throw;
+}
+
+void create_folders(const std::filesystem::path& path) {
+  std::error_code error;
+  std::vector<std::filesystem::path> changed;
+  for (auto at = path; !at.empty() && !std::filesystem::is_directory(at, error); at = at.parent_path())
+    changed.push_back(at.parent_path());
+  if (changed.empty()) return;
+  std::filesystem::create_directories(path, error);
+  if (error) throw IoError(path, "cannot create the folder", error.value());
+  for (const auto& folder : changed) sync_folder(folder);
 }
 
 std::filesystem::path temp_folder() {

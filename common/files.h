@@ -77,6 +77,13 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view bytes
 void replace_file_atomic(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& temporary)>& write);
 
+/// Waits until the names in a folder are on disk, unless it cannot be read. throws IoError
+void sync_folder(const std::filesystem::path& path);
+
+/// Creates a folder and those above it, and waits until the names of new ones are on disk: else a power
+/// failure could take them away with everything inside. throws IoError
+void create_folders(const std::filesystem::path& path);
+
 /// Where temporary files go: $TMPDIR, else /tmp; absolute.
 std::filesystem::path temp_folder();
 

@@ -39,21 +39,16 @@ bool is_there(const fs::path& path) {
   return found;
 }
 
-void make_folders(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw IoError(path, "cannot create the run folder", error.value());
-}
-
 fs::path default_run_folder(const std::string& task) {
   const fs::path base = fs::path("runs") / (task + "-" + utc_text(std::time(nullptr), "%Y%m%dT%H%M%SZ"));
   // Another run may have started in the same second: the folder is ours only if we create it.
-  make_folders("runs");
+  create_folders("runs");
   std::error_code error;
   auto folder = base;
   for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
     folder = base.string() + "-" + std::to_string(i);
   if (error) throw IoError(folder, "cannot create the run folder", error.value());
+  sync_folder("runs");
   return folder;
 }
 
@@ -100,9 +95,9 @@ fs::path make_run_folder(const Config& config) {
       !resume.empty() && resume != "auto" && !is_there(resume))
     throw IoError(resume, "does not exist; --resume expects a checkpoint, or auto");
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
-  make_folders(folder);
+  create_folders(folder);
   lock_run_folder(folder);
-  make_folders(folder / "checkpoints");
+  create_folders(folder / "checkpoints");
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);

@@ -341,8 +341,7 @@ TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
   auto config = parse({"mnist"});
   config.train.out = "/dev/null/run";
   CHECK_THROWS_AS(make_run_folder(config), IoError);
-  CHECK_THROWS_WITH(make_run_folder(config),
-                    ContainsSubstring("/dev/null/run: cannot create the run folder"));
+  CHECK_THROWS_WITH(make_run_folder(config), ContainsSubstring("/dev/null/run: cannot create the folder"));
 }
 
 TEST_CASE("a path that is not UTF-8 is in the configuration as JSON", "[config]") {
@@ -360,13 +359,13 @@ TEST_CASE("a run folder that cannot be looked into or made is refused by name an
     std::filesystem::create_symlink("checkpoints", dir.path() / "checkpoints");
     CHECK_THROWS_WITH(make_run_folder(config),
                       (dir.path() / "checkpoints").string() +
-                          ": cannot create the run folder: Too many levels of symbolic links");
+                          ": cannot create the folder: Too many levels of symbolic links");
   }
   SECTION("the default's folder") {
     const auto before = std::filesystem::current_path();
     std::filesystem::current_path(dir.path());
     std::filesystem::create_symlink("missing", "runs");  // mkdir: File exists; below it: No such file
-    CHECK_THROWS_WITH(make_run_folder(config), "runs: cannot create the run folder: File exists");
+    CHECK_THROWS_WITH(make_run_folder(config), "runs: cannot create the folder: File exists");
     std::filesystem::current_path(before);
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/train/state/run_memory.h>
@@ -54,9 +55,7 @@ bool continues_in(const fs::path& run_folder, const Resumed& from) {
 
 std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
   const auto& options = run.options;
-  std::error_code error;
-  fs::create_directories(options.out / "checkpoints", error);
-  if (error) throw IoError(options.out, "cannot create the run folder", error.value());
+  create_folders(options.out / "checkpoints");
   auto folder = std::make_unique<RunFolder>(options.out);
   std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
   if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
@@ -247,11 +248,7 @@ TrainingState to_training_state(const IValue& value, const std::filesystem::path
 }
 
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state) {
-  if (const auto folder = path.parent_path(); !folder.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    if (error) throw IoError(folder, "cannot create the folder", error.value());
-  }
+  create_folders(path.parent_path());
   serialize::write_pt(path, to_file_value(state, path));
 }
 

@@ -59,6 +59,11 @@ fs::path free_path(const fs::path& path, const std::string& addition) {
   return free;
 }
 
+std::vector<fs::path> entries(const fs::path& folder) {
+  std::error_code error;
+  return {fs::directory_iterator(folder, error), fs::directory_iterator()};
+}
+
 std::vector<fs::path> contents(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -69,9 +74,9 @@ std::vector<fs::path> contents(const fs::path& folder) {
 }
 
 void move_file(const fs::path& from, const fs::path& to) {
+  create_folders(to.parent_path());
   std::error_code error;
-  fs::create_directories(to.parent_path(), error);
-  if (!error) fs::rename(from, to, error);
+  fs::rename(from, to, error);
   if (error == std::errc::cross_device_link) {
     error.clear();
     fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::copy_symlinks, error);
@@ -184,30 +189,57 @@ void RunFolder::set_aside(const std::vector<std::string>& names) {
     all.insert(name_of(state.path));
     if (!state.shards.empty()) all.insert(name_of(state.path.parent_path() / state.shards));
   }
-  const auto run = identity_.run.empty() ? "earlier" : identity_.run;
-  const auto to = move_to(run, all);
-  if (identity_.run.empty() || to.empty()) return;
-  move_file(folder_ / kList, to / kList);
-  replaced_.push_back(to.filename());
+  if (identity_.run.empty()) {
+    move_to("earlier", std::move(all));
+  } else {
+    all.insert(kList);
+    replaced_.push_back(move_to(identity_.run, std::move(all)).filename());
+  }
 }
 
-fs::path RunFolder::move_to(const std::string& run, const std::set<fs::path>& names) {
-  fs::path to;
+/// All of them or none.
+///
+/// returns  the new folder
+fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
+  std::erase_if(names, [&](const auto& name) { return !is_there(folder_ / name); });
+  if (names.empty()) return {};
+  const auto to = free_path(folder_ / ("replaced-" + run), "");
   std::vector<fs::path> moved;
+  const auto move = [&](const fs::path& name) {
+    move_file(folder_ / name, to / name);
+    moved.push_back(name);
+  };
+  const auto sync = [&] {
+    sync_folder(to);
+    sync_folder(folder_);
+  };
   try {
-    for (const auto& name : names) {
-      if (!is_there(folder_ / name)) continue;
-      if (to.empty()) to = free_path(folder_ / ("replaced-" + run), "");
-      move_file(folder_ / name, to / name);
-      moved.push_back(name);
+    // First: without the list, what is left of the run is still read; with it, what is gone is missed.
+    if (names.erase(kList) > 0) {
+      move(kList);
+      sync();
     }
+    if (std::ranges::any_of(names, is_checkpoint)) {
+      move("checkpoints");  // all at once, so that no power failure leaves half a state
+      for (const auto& path : entries(to / "checkpoints"))
+        if (const auto name = "checkpoints" / path.filename();
+            !names.contains(name) && !is_shards_of(identity_.run, name))
+          move_file(path, folder_ / name);
+      create_folders(checkpoints());
+      std::erase_if(names, is_checkpoint);
+    }
+    for (const auto& name : names) move(name);
+    sync();
   } catch (const IoError&) {
-    for (const auto& name : moved) move_file(to / name, folder_ / name);
+    for (const auto& name : moved)
+      if (name != "checkpoints")
+        move_file(to / name, folder_ / name);
+      else
+        for (const auto& path : entries(to / name)) move_file(path, folder_ / name / path.filename());
     throw;
   }
-  if (!to.empty())
-    log_info("the earlier run's files are in " + to.string() +
-             (run == "earlier" ? "" : " until this run has its first checkpoint"));
+  log_info("the earlier run's files are in " + to.string() +
+           (run == "earlier" ? "" : " until this run has its first checkpoint"));
   return to;
 }
 
@@ -311,13 +343,18 @@ void RunFolder::keep_earlier(const fs::path& file) {
   const bool is_listed = found != files_.end();
   const auto kept =
       free_path(file, is_listed ? "-branch=" + std::to_string(found->second) : std::string("-earlier"));
-  std::error_code error;
-  if (is_checkpoint(name_of(file)))
-    fs::create_hard_link(file, kept, error);  // so that it never is without a name
-  else
-    fs::copy_file(file, kept, error);  // the run goes on in the file
-  if (error) move_file(file, kept);
   if (is_listed) files_[name_of(kept)] = found->second;
+  try {
+    if (is_checkpoint(name_of(file))) {
+      fs::create_hard_link(file, kept);  // so that it never is without a name
+    } else {
+      save();
+      write_file_atomic(kept, read_file(file));  // the run goes on in the file
+    }
+  } catch (const std::exception&) {
+    move_file(file, kept);
+  }
+  sync_folder(kept.parent_path());
 }
 
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {

@@ -88,7 +88,7 @@ class RunFolder {
   void restore_metrics(std::int64_t branch);
   void save();
   void set_aside(const std::vector<std::string>& names);
-  std::filesystem::path move_to(const std::string& run, const std::set<std::filesystem::path>& names);
+  std::filesystem::path move_to(const std::string& run, std::set<std::filesystem::path> names);
   void remove_listed(std::vector<std::filesystem::path> files, bool list_changed);
   void remove_all() const;
 

@@ -115,9 +115,7 @@ std::string ShardWriter::pop() {
 
 /// returns  the checksums, as text
 std::string ShardWriter::write_file(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  if (error) throw IoError(path.parent_path(), "cannot create the folder", error.value());
+  create_folders(path.parent_path());
   std::vector<std::uint32_t> sums;
   replace_file_atomic(path, [&](const fs::path& temporary) {
     serialize::OutputFile file(temporary);

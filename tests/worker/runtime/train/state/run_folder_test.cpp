@@ -12,6 +12,7 @@
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_writer.h>
 #include "tests/support/catch.h"
+#include "tests/support/small_disk.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
 
 namespace fs = std::filesystem;
@@ -120,6 +121,24 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
   CHECK(files_in(replaced) == std::set<std::string>{"summary.json"});
   CHECK(files_in(dir.path()) == std::set<std::string>{"run.json", "notes.txt", "checkpoints/last.pt",
                                                       "replaced-" + earlier.run + "/summary.json"});
+}
+
+TEST_CASE("a run whose checkpoints are on a disk of their own cannot be set aside, and keeps its list",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto checkpoints = dir.path() / "checkpoints";
+  fs::create_directory(checkpoints);
+  on_a_small_disk(checkpoints, "size=1m", [&](const fs::path&) {
+    const auto run = make_run(dir.path());
+    try {
+      RunFolder(dir.path()).begin(kNames);
+      ensure(false, "it is refused");
+    } catch (const IoError& error) {
+      ensure(error.path == checkpoints, "by the name of the folder that cannot be moved");
+    }
+    ensure(RunFolder(dir.path()).identity() == run && find_resume(dir.path()).state.step == 10,
+           "and is still a run");
+  });
 }
 
 TEST_CASE("a resume from an earlier state begins a branch, and the earlier branch's last state is kept",
