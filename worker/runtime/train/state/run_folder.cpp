@@ -159,10 +159,8 @@ fs::path RunFolder::in_the_way(const std::vector<std::string>& names, bool goes_
 }
 
 void RunFolder::begin(const std::vector<std::string>& names) {
-  const auto shards = shard_folders(checkpoints());
   const bool had_checkpoint =
-      std::ranges::any_of(files_, [](const auto& file) { return is_checkpoint(file.first); }) ||
-      std::ranges::any_of(shards, [&](const auto& path) { return is_shards_of(identity_.run, path); });
+      std::ranges::any_of(files_, [](const auto& file) { return is_checkpoint(file.first); });
   job_ = process_env(kJobIdVariable).value_or("");
   if (identity_.run.empty() || had_checkpoint) {
     set_aside(names);
@@ -246,10 +244,14 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
 void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names) {
   job_ = process_env(kJobIdVariable).value_or("");
   if (identity_.run.empty()) {
-    identity_ = {random_hex(), 1};
+    // Without its list a run is still itself.
+    identity_ = state.run.empty() ? RunIdentity{random_hex(), 1} : state;
+    for (const auto& found : state_files(*this))
+      if (!is_newest && found.identity.run == state.run)
+        identity_.branch = std::max(identity_.branch, found.identity.branch + 1);
     for (const auto& name : names) {
       if (!is_newest && name.starts_with("metrics.")) keep_earlier(folder_ / name);
-      if (is_there(folder_ / name)) files_[name] = 1;
+      if (is_there(folder_ / name)) files_[name] = identity_.branch;
     }
   } else if (state != identity_ || !is_newest) {
     const bool goes_back = state.run == identity_.run && state.branch != identity_.branch;

@@ -323,3 +323,14 @@ TEST_CASE("a run is set aside across disks, or not at all", "[run_folder]") {
   CHECK(read_file(dir.path() / ("replaced-" + identity.run) / name) == "picture");
   CHECK_FALSE(fs::exists(dir.path() / name));
 }
+
+TEST_CASE("a run whose list is gone is still itself", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  fs::remove(dir.path() / "run.json");
+  RunFolder folder(dir.path());
+  const bool is_newest = GENERATE(true, false);
+  folder.resume(identity, is_newest, kNames);
+  CHECK(folder.identity() == RunIdentity{identity.run, is_newest ? 1 : 2});
+  CHECK(find_resume(dir.path()).state.step == 10);  // and if it is killed now
+}
