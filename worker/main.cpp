@@ -247,14 +247,14 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
 }
 
 /// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
+/// Only in a process's first round: in later ones the memory says what has been saved, without reading it.
 void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGroup& group) {
   bool has_saved = false;
   if (env.restart_count > 0 && group.rank() == 0 && !config.train.out.empty()) {
     const train::RunFolder folder(config.train.out);
+    const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
     has_saved = !folder.job().empty() && folder.job() == process_env(kJobIdVariable) &&
-                train::find_resume(
-                    folder.path(), [](const auto&, const auto&) {}, folder.identity())
-                    .found();
+                std::ranges::any_of(train::state_files(folder), is_own);  // without reading tensors
   }
   if (ddp::any_rank_true(group, has_saved)) config.train.checkpoint.resume = "auto";
 }

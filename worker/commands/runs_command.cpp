@@ -1,14 +1,12 @@
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <system_error>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
