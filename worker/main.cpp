@@ -247,7 +247,6 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
 }
 
 /// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
-/// Only in a process's first round: in later ones the memory says what has been saved, without reading it.
 void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGroup& group) {
   bool has_saved = false;
   if (env.restart_count > 0 && group.rank() == 0 && !config.train.out.empty()) {
