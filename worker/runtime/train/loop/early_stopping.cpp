@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -79,6 +80,8 @@ void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {
   const DictReader reader(state, "early stopping");
   auto loaded = *this;  // all or nothing
   loaded.wait_count_ = reader.integer("wait_count");
+  if (loaded.wait_count_ < 0 || loaded.wait_count_ == std::numeric_limits<std::int64_t>::max())
+    reader.fail("'wait_count': expected a number of checks, got " + std::to_string(loaded.wait_count_));
   loaded.stopped_epoch_ = reader.integer("stopped_epoch");
   loaded.best_score_ = static_cast<float>(reader.number("best_score"));
   // Lightning before 2.6 has no reason.

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <ranges>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -403,7 +402,7 @@ void RunFolder::remove_all() const {
       folders.insert(at);
   }
   fs::remove(folder_ / kList, error);
-  for (const auto& empty : folders | std::views::reverse) fs::remove(empty, error);
+  for (auto empty = folders.rbegin(); empty != folders.rend(); ++empty) fs::remove(*empty, error);
 }
 
 /// As replace_file_atomic() names it.

@@ -19,7 +19,6 @@
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/element_types.h>
 #include <ddprun/serialize/pt_file.h>
-#include <ddprun/train/state/sharded_optimizer_state.h>
 
 namespace ddprun::train {
 namespace {
@@ -367,6 +366,13 @@ c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
 }
 
 }  // namespace
+
+c10::IValue step_of(const DictReader& state, const std::string& parameter) {
+  // Older checkpoints have one number for all.
+  const DictReader steps(state.dict(state.has("steps") ? "steps" : "scalars"), "optimizer");
+  const auto key = state.has("steps") ? parameter : "step";
+  return steps.has(key) ? steps.at(key) : c10::IValue();
+}
 
 void gather_shards(TrainingState& state, const fs::path& source, const std::vector<std::string>& keys) {
   if (state.shards.empty()) return;

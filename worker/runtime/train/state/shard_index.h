@@ -17,6 +17,8 @@
 
 namespace ddprun::train {
 
+class DictReader;
+
 /// Where the sharded tensors of a checkpoint are. Each rank writes its shards to a separate file, all with
 /// the same layout; the checkpoint itself (the index) has the rest, including this as TrainingState::shards.
 ///
@@ -119,6 +121,9 @@ class ShardReader {
   std::string chunk_;   // the most recently read one
   std::pair<std::size_t, std::int64_t> chunk_at_ = {0, -1};
 };
+
+/// A parameter's steps in a sharded checkpoint's optimizer; None if it has none. throws std::invalid_argument
+c10::IValue step_of(const DictReader& state, const std::string& parameter);
 
 /// Reads the sharded tensors into the state, making it whole: for training without shards, and for other
 /// programs. keys: "model", "ema" and "optimizer", or some of them. Does nothing if the state is whole.

@@ -228,13 +228,6 @@ c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
   return root;
 }
 
-IValue step_of(const DictReader& state, const std::string& parameter) {
-  // Older checkpoints have one number for all.
-  const DictReader steps(state.dict(state.has("steps") ? "steps" : "scalars"), "optimizer");
-  const auto key = state.has("steps") ? parameter : kStep;
-  return steps.has(key) ? steps.at(key) : IValue();
-}
-
 void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyShardedDataParallel& sharded,
                            int rank, const c10::IValue& state, ShardReader& reader,
                            const std::filesystem::path& source) try {

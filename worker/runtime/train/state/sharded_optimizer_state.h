@@ -19,8 +19,6 @@ class FullyShardedDataParallel;
 
 namespace ddprun::train {
 
-class DictReader;
-
 /// The state of an optimizer over sharded.shards(), like optimizer_state_dict() of an optimizer over the
 /// module's parameters. Every rank must call it; all but rank 0 get None. throws  like optimizer_state_dict()
 c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
@@ -43,9 +41,6 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
 c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
                                  const ddp::FullyShardedDataParallel& sharded,
                                  const torch::nn::Module& module, Shards& shards);
-
-/// A parameter's steps in such a state; None if it has none. throws  std::invalid_argument
-c10::IValue step_of(const DictReader& state, const std::string& parameter);
 
 /// The inverse, on any number of ranks: reads what this rank needs. throws  IoError
 void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyShardedDataParallel& sharded,

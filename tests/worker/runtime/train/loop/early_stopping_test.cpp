@@ -2,6 +2,7 @@
 
 #include <ATen/core/Dict.h>
 
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -98,6 +99,8 @@ TEST_CASE("early stopping refuses a negative patience and a state that is not on
   CHECK_THROWS_AS(EarlyStopping({.patience = -1}), std::invalid_argument);
   EarlyStopping stopping({});
   auto state = stopping.state_dict().toGenericDict();
+  state.insert_or_assign("wait_count", std::numeric_limits<std::int64_t>::max());
+  CHECK_THROWS_WITH(stopping.load_state_dict(state), ContainsSubstring("expected a number of checks"));
   state.insert_or_assign("wait_count", "two");
   CHECK_THROWS_WITH(stopping.load_state_dict(state),
                     ContainsSubstring("early stopping: 'wait_count': expected an integer, got String"));
