@@ -24,6 +24,15 @@ class Waves : public data::Dataset {
   std::int64_t first_, size_;
 };
 
+/// Sees the training, and ends it when it is good enough.
+class GoodEnough : public train::Callback {
+ public:
+  void on_epoch(const train::TrainState& state, train::Control& control) override {
+    for (const auto& [name, value] : state.metrics)
+      if (name == "val_loss" && value < 1e-4) control.request_stop("val_loss is below 1e-4");
+  }
+};
+
 int main() {
   return run([](Context& ctx) {
     torch::manual_seed(0);
@@ -49,6 +58,7 @@ int main() {
     options.optim.schedule = train::LrScheduleKind::kCosine;
     options.checkpoint.resume = "auto";
     options.checkpoint.patience = 3;
+    options.callbacks = {std::make_shared<GoodEnough>()};
     train::fit(task, options, ctx.group());
   });
 }

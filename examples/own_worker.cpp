@@ -44,7 +44,7 @@ int main() {
   return ddprun::run([](ddprun::Context& ctx) {  // rank, world size, device, process group
     torch::manual_seed(0);                       // the same data on every rank
     ddprun::DistributedDataParallel<Net> model(ctx, Net(64));
-    torch::optim::Adam optimizer(model->parameters(), 1e-2);
+    ddprun::Optimizer<torch::optim::Adam> optimizer(model->parameters(), 1e-2);
     ddprun::DataLoader loader(ctx, Moons(4000), {.batch_size = 64});
     ddprun::DataLoader test_loader(ctx, Moons(1000), {.batch_size = 250, .each_once = true});
     ddprun::Checkpoint checkpoint(ctx, "own_worker.pt", model, optimizer);

@@ -46,11 +46,13 @@
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/loop/early_stopping.h>
 #include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/metrics.h>
 #include <ddprun/train/optim/clip_gradients.h>
 #include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/grad_scaler.h>
 #include <ddprun/train/optim/lr_schedule.h>
+#include <ddprun/train/optim/observed_optimizer.h>
 #include <ddprun/train/optim/optimizer.h>
 #include <ddprun/train/optim/precision.h>
 #include <ddprun/train/state/checkpoint.h>

@@ -38,9 +38,9 @@ struct Net : torch::nn::Module {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, Net& model) {
   if (name == "sgd" || name == "accumulate")
-    return std::make_unique<torch::optim::SGD>(model.parameters(), 1e-2);
+    return std::make_unique<ddprun::Optimizer<torch::optim::SGD>>(model.parameters(), 1e-2);
   if (name == "adam" || name == "flip" || name == "batch norm")
-    return std::make_unique<torch::optim::Adam>(model.parameters(), 1e-2);
+    return std::make_unique<ddprun::Optimizer<torch::optim::Adam>>(model.parameters(), 1e-2);
   return ddprun::train::make_optimizer({.kind = ddprun::train::OptimizerKind::kAdamW, .lr = 1e-2},
                                        {{model.parameters()}});
 }

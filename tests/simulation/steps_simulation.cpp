@@ -294,7 +294,7 @@ void StepsSimulation::keep(int rank) {
   self.progress = 1;
   const bool due = keep_every_ > 0 && self.state->step % keep_every_ == 0;
   if (parts_ && due) return go(rank, Phase::kAwaiting);
-  if (parts_ && std::exchange(self.agreed, false)) keep_part(rank);
+  if (parts_ && std::exchange(self.agreed, false)) snapshot_part(rank);
   if (!parts_ && first_of_node(rank)) {
     if (due && !idle(rank)) return;
     if (due || (keep_every_ == 0 && idle(rank) && chance(40))) begin_write(rank, -1);
@@ -302,10 +302,10 @@ void StepsSimulation::keep(int rank) {
   go(rank, self.state->step < total_ ? Phase::kComputing : Phase::kEnding);
 }
 
-/// StepMemory::keep_part_at_once().
+/// StepMemory::snapshot_part_now().
 void StepsSimulation::await(int rank) {
   if (!idle(rank) || !go_on_if(rank, take_part(rank, Phase::kAwaiting, {}))) return;
-  keep_part(rank);
+  snapshot_part(rank);
   go(rank, at(rank).state->step < total_ ? Phase::kComputing : Phase::kEnding);
 }
 

@@ -137,7 +137,7 @@ class StepsSimulation {
   void end(int rank);
 
   bool idle(int rank) { return !at(rank).writing && !at(rank).copying; }
-  void keep_part(int rank);
+  void snapshot_part(int rank);
   void begin_write(int rank, std::int64_t number);
   void write_on(int rank);
   void copy_on(int rank);

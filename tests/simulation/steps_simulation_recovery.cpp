@@ -120,14 +120,14 @@ void StepsSimulation::begin_training(int rank, const ModelState& state) {
   self.completed = state.step;
   self.progress = state.whole ? 1 : 0;
   self.source.reset();
-  if (parts_) keep_part(rank);
+  if (parts_) snapshot_part(rank);
   go(rank, state.whole ? Phase::kComputing : Phase::kAgreeing);
   if (state.whole && state.step == total_) go(rank, Phase::kEnding);
 }
 
 // -- memory and disk --
 
-void StepsSimulation::keep_part(int rank) {
+void StepsSimulation::snapshot_part(int rank) {
   promise(idle(rank), "a part is kept before the last one is written");
   begin_write(rank, at(rank).next_part++);
 }

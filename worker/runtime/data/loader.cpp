@@ -1,34 +1,18 @@
 #include <ddprun/data/loader.h>
 
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
+
+#include <ddprun/data/device_copy.h>
 
 namespace ddprun::data {
 namespace {
 
-struct Loaded {
-  Batch batch;
-  std::optional<c10::Event> ready = {};  ///< on a GPU: set when it has arrived
+const auto visit = [](Batch& batch, const auto& change) {
+  batch = batch.mapped([&](at::Tensor tensor) {
+    change(tensor);
+    return tensor;
+  });
 };
-
-Batch pinned(const Batch& batch) {
-  return batch.mapped([](const auto& tensor) { return tensor.pin_memory(); });
-}
-
-/// Sends a batch to the GPU on a stream of this thread, and finishes it there.
-Loaded sent(const Dataset& dataset, const Batch& raw, at::Device device) {
-  const c10::impl::VirtualGuardImpl gpu(device.type());
-  // One of high priority: a step may be captured on one of the others.
-  thread_local const auto stream = gpu.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-  const c10::StreamGuard on_stream(stream);
-  const auto there =
-      pinned(raw).mapped([&](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/true); });
-  Loaded loaded{dataset.prepare(there)};
-  loaded.ready.emplace(device.type()).record(stream);
-  return loaded;
-}
 
 }  // namespace
 
@@ -36,10 +20,13 @@ Loader::Loader(const Dataset& dataset, const Options& options)
     : prefetcher_(
           [&dataset, pin = options.pin_memory, device = options.device](const auto& indices,
                                                                         std::int64_t epoch) {
-            if (!device.is_cpu())
-              return std::make_shared<Loaded>(sent(dataset, dataset.get_raw_batch(indices, epoch), device));
-            const auto batch = dataset.get_epoch_batch(indices, epoch);
-            return std::make_shared<Loaded>(Loaded{pin ? pinned(batch) : batch});
+            const bool travels = !device.is_cpu();
+            auto loaded = std::make_shared<Loaded<Batch>>(Loaded<Batch>{
+                travels ? dataset.get_raw_batch(indices, epoch) : dataset.get_epoch_batch(indices, epoch)});
+            auto& batch = loaded->batch;
+            if (!travels && pin) visit(batch, [](at::Tensor& tensor) { tensor = tensor.pin_memory(); });
+            loaded->send(device, /*pin=*/true, visit, [&] { batch = dataset.prepare(batch); });
+            return loaded;
           },
           {.batch_size = options.batch_size, .threads = options.threads, .ahead = options.ahead}) {}
 
@@ -50,17 +37,9 @@ Loader::Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::i
 }
 
 std::optional<Batch> Loader::next() {
-  const auto loaded = std::static_pointer_cast<Loaded>(prefetcher_.next());
+  const auto loaded = std::static_pointer_cast<Loaded<Batch>>(prefetcher_.next());
   if (!loaded) return std::nullopt;
-  if (loaded->ready) {
-    const auto device = loaded->batch.input.device();
-    const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    loaded->ready->block(stream);
-    loaded->batch.mapped([&](const at::Tensor& tensor) {
-      tensor.record_stream(stream);  // its memory is reused only after this stream has used it
-      return tensor;
-    });
-  }
+  loaded->receive(visit);
   return std::move(loaded->batch);
 }
 

@@ -181,8 +181,6 @@ struct DistributedDataParallel::Engine {
   std::shared_ptr<Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;      // refers to the reducer, so is destroyed first
   std::atomic<bool> reduces_at_end = false;  // of the next backward: the first of a static graph
-  std::atomic<bool> averages = false;        // of the next backward: it is to be counted
-  std::int64_t averaged_passes = 0;
 };
 
 DistributedDataParallel::Engine::Engine(const ModelTensors& model, const ProcessGroup& group,
@@ -225,10 +223,6 @@ void DistributedDataParallel::Engine::gradient_computed(std::size_t parameter) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { reducer->delay_all_reduce(); });
   const auto* only = torch::autograd::get_current_graph_task_exec_info();
   if (only != nullptr && !only->empty()) return;  // from autograd::grad(), as for gradient checkpointing
-  if (auto& autograd = torch::autograd::Engine::get_default_engine(); averages.exchange(false))
-    autograd.queue_callback([this, &autograd] {
-      autograd.queue_callback([this] { ++averaged_passes; });  // after the reducer's own
-    });
   if (std::exchange(seen_in_forward[parameter], forwards) != forwards) {
     if (++gradients == parameters.size()) LeaveAtOnce::end();
     return;
@@ -295,7 +289,6 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
   // Without this call the next backward's gradients stay local, which is how no_sync() works.
   if (reduces) {
     reducer->prepare_for_backward(used_by);
-    averages = true;
     expect_buckets(*group.handle(), logger->get_bucket_sizes());
   }
   if (look_for_unused || scale.defined()) scale_gradients(outputs, scale);
@@ -384,8 +377,6 @@ void DistributedDataParallel::abandon_step() {
 void DistributedDataParallel::synchronize_buffers() {
   if (engine_->reducer) engine_->broadcast_buffers(0);
 }
-
-std::int64_t DistributedDataParallel::averaged_passes() const { return engine_->averaged_passes; }
 
 DistributedDataParallel::Statistics DistributedDataParallel::statistics() const {
   Statistics result;

@@ -129,9 +129,6 @@ class DistributedDataParallel {
   };
   Statistics statistics() const;
 
-  /// Backward passes so far that have ended with the mean of all ranks' gradients. 0 with one rank.
-  std::int64_t averaged_passes() const;
-
   /// Copies rank 0's buffers to every rank: before evaluating or saving, so that both see the same model.
   void synchronize_buffers();
 

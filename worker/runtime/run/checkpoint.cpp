@@ -5,7 +5,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -27,24 +26,10 @@ namespace ddprun {
 
 namespace {
 
-/// Tells whether a step changed the tensors, from at most 16 times 8 bytes of each. Their own version
-/// counters would not tell: some optimizers write past them.
-std::uint64_t sample_of(const std::vector<at::Tensor>& tensors) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t), kSamples = 16;
+/// Changes when anything but an ObservedSteps writes to them, such as sharpness-aware minimization.
+std::uint64_t version_of(const std::vector<at::Tensor>& tensors) {
   std::uint64_t sum = 0;
-  for (const auto& tensor : tensors) {
-    if (!tensor.has_storage() || tensor.storage().data() == nullptr) continue;
-    if (!tensor.is_non_overlapping_and_dense()) continue;
-    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
-    const std::size_t size = tensor.nbytes(), words = std::max<std::size_t>(size / kWord, 1);
-    const auto samples = std::min(words, kSamples);
-    for (std::size_t i = 0; i < samples; ++i) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, bytes + i * words / samples * kWord, std::min(kWord, size));
-      sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
-      sum ^= sum >> 32;
-    }
-  }
+  for (const auto& tensor : tensors) sum += tensor._version();
   return sum;
 }
 
@@ -57,83 +42,75 @@ train::RunMemory& memory_of(Recovery& recovery) {
 }  // namespace
 
 Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch::nn::Module& module,
-                       torch::optim::Optimizer& optimizer, const ddp::DistributedDataParallel* engine)
+                       torch::optim::Optimizer& optimizer)
     : context_(context),
       path_(std::move(path)),
       module_(module),
       optimizer_(optimizer),
-      engine_(engine),
       exceptions_(std::uncaught_exceptions()) {
   Recovery* recovery = context.recovery();
   if (recovery == nullptr || !recovery->rounds.enabled()) return;
   auto& round = recovery->round;
   const char* problem = nullptr;
   if (round.checkpoints++ > 0) problem = "there is more than one Checkpoint";
+  auto* steps = dynamic_cast<ObservedSteps*>(&optimizer);
   if (dynamic_cast<ddp::ZeroOptimizer*>(&optimizer) != nullptr)
     problem = "each has a part of the ZeroOptimizer's state";
   if (!context.device().is_cpu()) problem = "they are on GPUs";  // a step there cannot be abandoned cleanly
   if (problem != nullptr) {
     if (context.is_main()) log_info(std::string("if a rank is lost, all start again: ") + problem);
-    round.remember = nullptr;
+    round.commit = nullptr;
     if (round.checkpoints > 1) recovery->rounds.announce(false);
     return;
   }
   recovery_ = recovery;
+  steps_ = steps;
+  if (steps != nullptr)
+    steps->on_step = [this](bool done) { on_step(done); };
+  else if (context.is_main())
+    log_info("if a rank is lost, all continue from the file: make the optimizer a ddprun::Optimizer<...>");
   parameters_ = module.parameters();
-  round.remember = [this](bool unless_accumulating) { return remember(unless_accumulating); };
+  round.commit = [this] { commit(); };
   round.seed = at::detail::getDefaultCPUGenerator().current_seed();
   recovery->rounds.announce(true);
 }
 
 Checkpoint::~Checkpoint() {
-  if (recovery_ == nullptr || !recovery_->round.remember) return;
+  if (recovery_ == nullptr) return;
+  if (steps_ != nullptr) steps_->on_step = nullptr;
+  if (!recovery_->round.commit) return;
   if (std::uncaught_exceptions() > exceptions_) try {
       keep_in_memory();
     } catch (const std::exception&) {  // for instance out of memory
       log_warning(std::string("cannot keep the training's state: ") +
                   describe_failure(std::current_exception()).message);
     }
-  recovery_->round.remember = nullptr;
+  recovery_->round.commit = nullptr;
 }
 
-/// Called whenever the weights are those of the training's position; as Recovery::Round::remember.
-bool Checkpoint::remember(bool unless_accumulating) {
-  const auto now = trace();
-  if (unless_accumulating && engine_ != nullptr && !differs(now)) return false;
+/// The weights are now those after round.done.
+void Checkpoint::commit() {
   std::vector<at::Tensor> buffers;
   for (const auto& buffer : module_.buffers()) buffers.push_back(buffer.detach().clone());
   buffers_ = std::move(buffers);  // nothing below throws
-  trace_ = now;
-  averaged_passes_ = engine_ != nullptr ? engine_->averaged_passes() : 0;
-  return true;
+  version_ = version_of(parameters_);
 }
 
-/// What a step leaves behind. A momentum whose sample is zero may stay so.
-Checkpoint::Trace Checkpoint::trace() const {
-  const auto taken = train::steps_taken(optimizer_);
-  const auto momentum = sample_of(taken.momentum);
-  return {sample_of(parameters_), momentum + static_cast<std::uint64_t>(taken.count) + taken.momentum.size(),
-          taken.tells && (taken.momentum.empty() || momentum != 0)};
-}
-
-/// Whether a step was done since the weights were remembered, as far as it can be told.
-bool Checkpoint::differs(const Trace& now) const {
-  return trace_.tells ? now.steps != trace_.steps : now.weights != trace_.weights;
+void Checkpoint::on_step(bool done) {
+  auto& round = recovery_->round;
+  round.certain = false;
+  if (done && round.batch) recovery_->commit({round.batch->epoch, round.batch->batches + 1});
 }
 
 /// Unless it is not certain which steps are done.
 void Checkpoint::keep_in_memory() {
   auto& memory = memory_of(*recovery_);
   const auto& round = recovery_->round;
-  const auto now = trace();
-  const bool stepped = differs(now), done = stepped && round.in_batch;
-  const bool averaged = engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
-  const bool certain = stepped ? done : trace_.tells ? now.weights == trace_.weights : !averaged;
-  if (memory.state || round.place.epoch < 0 || !certain) return;
+  if (memory.state || steps_ == nullptr || !round.certain || version_of(parameters_) != version_) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = module_.buffers();
-  for (std::size_t i = 0; !done && i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
-  auto state = state_after({round.place.epoch, done ? round.batches_after : round.place.batches});
+  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
+  auto state = state_after({round.done.epoch, round.done.batches});
   state.model = train::copied(state.model.toGenericDict());  // the next model takes rank 0's
   memory.state = std::move(state);
 }
@@ -160,7 +137,8 @@ train::TrainingState Checkpoint::state_after(const train::Position& position) co
 std::int64_t Checkpoint::begin(const train::Position& position) {
   if (recovery_ == nullptr) return position.epoch;
   recovery_->round.next_epoch = position.epoch;
-  recovery_->set_place({position.epoch, position.samples}, false);
+  recovery_->round.batch.reset();
+  recovery_->commit({position.epoch, position.samples});
   return position.epoch;
 }
 
@@ -196,7 +174,7 @@ std::int64_t Checkpoint::resume() {
 
 void Checkpoint::save(std::int64_t finished_epochs) {
   saved_ = finished_epochs;
-  if (recovery_ != nullptr && finished_epochs > recovery_->round.place.epoch) begin({finished_epochs, 0});
+  if (recovery_ != nullptr && finished_epochs > recovery_->round.done.epoch) begin({finished_epochs, 0});
   const auto state = state_after({finished_epochs, 0});  // a ZeroOptimizer's state needs every rank
   if (context_.is_main()) train::save_checkpoint(path_, state);
 }

@@ -57,10 +57,10 @@ std::vector<at::Tensor> Context::gather(const at::Tensor& tensor, int destinatio
 }
 
 std::optional<std::int64_t> Context::begin_epoch(std::int64_t number) const {
-  if (recovery_ == nullptr || !recovery_->round.remember) return 0;
+  if (recovery_ == nullptr || !recovery_->round.commit) return 0;
   auto& round = recovery_->round;
   if (number != round.next_epoch) {  // the training's last batch is over
-    if (round.in_batch) recovery_->set_place({round.place.epoch, round.batches_after}, false);
+    round.batch.reset();
     return std::nullopt;
   }
   ++round.next_epoch;
@@ -68,8 +68,14 @@ std::optional<std::int64_t> Context::begin_epoch(std::int64_t number) const {
 }
 
 void Context::begin_batch(std::int64_t epoch, std::int64_t done, bool more) const {
-  if (recovery_ == nullptr || !recovery_->round.remember) return;
-  recovery_->set_place({epoch, done}, more);  // first: the last batch's step is done
+  if (recovery_ == nullptr || !recovery_->round.commit) return;
+  auto& round = recovery_->round;
+  if (const BatchPlace place = {epoch, done}; more) {
+    if (round.done.epoch != epoch) recovery_->commit(place);  // nothing since the last epoch's newest step
+    round.batch = place;
+  } else {
+    round.batch.reset();
+  }
   check_round();
   // The random numbers of a step depend only on the seed and its place, so a new rank draws the lost one's.
   constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xD1B54A32D192ED03u, 0xA0761D6478BD642Fu};

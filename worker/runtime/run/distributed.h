@@ -14,10 +14,8 @@
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/run/context.h>
+#include <ddprun/train/optim/observed_optimizer.h>
 
-namespace torch::optim {
-class Optimizer;
-}
 namespace torch::nn {
 class Module;
 }
@@ -99,10 +97,9 @@ class Checkpoint {
   template <typename Module>
   Checkpoint(const Context& context, std::filesystem::path path, DistributedDataParallel<Module>& model,
              torch::optim::Optimizer& optimizer)
-      : Checkpoint(context, std::move(path), model.module(), optimizer, &model.engine()) {}
-  /// engine  what averages the module's gradients, if anything does
+      : Checkpoint(context, std::move(path), model.module(), optimizer) {}
   Checkpoint(const Context& context, std::filesystem::path path, torch::nn::Module& module,
-             torch::optim::Optimizer& optimizer, const ddp::DistributedDataParallel* engine = nullptr);
+             torch::optim::Optimizer& optimizer);
   /// If another rank was lost, keeps the state for the next round.
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
@@ -134,13 +131,8 @@ class Checkpoint {
   void save(std::int64_t finished_epochs);
 
  private:
-  bool remember(bool unless_accumulating);
-  struct Trace {
-    std::uint64_t weights = 0, steps = 0;
-    bool tells = false;  ///< a step changes `steps`; false: perhaps only the weights
-  };
-  Trace trace() const;
-  bool differs(const Trace& now) const;
+  void commit();
+  void on_step(bool done);
   void keep_in_memory();
   std::int64_t begin(const train::Position& position);
   void load(const train::TrainingState& state);
@@ -156,14 +148,13 @@ class Checkpoint {
     std::function<void(const c10::IValue&)> load;
   };
   std::vector<Part> parts_;
-  const ddp::DistributedDataParallel* engine_;
   int exceptions_;                // in flight when it was made
   Recovery* recovery_ = nullptr;  // null: no state is kept for a lost rank's replacement
-  std::int64_t saved_ = -1;       // the finished epochs of the last save()
+  ObservedSteps* steps_ = nullptr;
+  std::int64_t saved_ = -1;  // the finished epochs of the last save()
   std::vector<at::Tensor> parameters_;
-  // As last remembered, to tell whether a step was taken since.
-  Trace trace_;
-  std::int64_t averaged_passes_ = 0;
+  // After the newest step.
+  std::uint64_t version_ = 0;  // of the parameters
   std::vector<at::Tensor> buffers_;
 };
 

@@ -121,6 +121,7 @@ Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resume
   if (options.profile && run.on_rank_0())
     callbacks.push_back(
         std::make_unique<ProfileCallback>(options.out / "profile", model, run.group.device().is_cuda()));
+  callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
   return callbacks;
 }
 

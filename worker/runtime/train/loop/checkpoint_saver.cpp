@@ -168,16 +168,16 @@ report::MetricRow metrics_of(const TrainingState& state) {
   return row;
 }
 
-InMemory before_resume(const TrainingState& state, const Run& run) {
-  InMemory beside;
+SoFar before_resume(const TrainingState& state, const Run& run) {
+  SoFar so_far;
   const auto kept = kept_by_trainer(state);
-  if (kept.has(kSeconds)) beside.seconds = kept.number(kSeconds);
-  if (kept.has(kTrained)) beside.trained = kept.boolean(kTrained);
+  if (kept.has(kSeconds)) so_far.seconds = kept.number(kSeconds);
+  if (kept.has(kTrained)) so_far.trained = kept.boolean(kTrained);
   const bool same = kept.has(kLimits) && kept.text(kLimits) == limits_of(run);
-  if (same && kept.has(kStop)) beside.stop_reason = kept.text(kStop);
-  if (run.options.max_seconds > 0 && beside.seconds >= run.options.max_seconds && !beside.stop_reason)
-    beside.stop_reason = kTimeIsUp;
-  return beside;
+  if (same && kept.has(kStop)) so_far.stop_reason = kept.text(kStop);
+  if (run.options.max_seconds > 0 && so_far.seconds >= run.options.max_seconds && !so_far.stop_reason)
+    so_far.stop_reason = kTimeIsUp;
+  return so_far;
 }
 
 void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group) {
@@ -273,32 +273,32 @@ void CheckpointSaver::add_callbacks(TrainingState& state) const {
 }
 
 void CheckpointSaver::add_trainer(c10::impl::GenericDict& own, const TrainState& at,
-                                  const InMemory& beside) const {
+                                  const SoFar& so_far) const {
   own.insert(kExamples, run_.task.train_set->size());
   own.insert(kEvaluating, static_cast<std::int64_t>(at.evaluating));
   auto metrics = make_state();
   for (const auto& [name, value] : at.metrics) metrics.insert(name, value);
   own.insert(kMetrics, metrics);
-  own.insert(kSeconds, beside.seconds);
-  own.insert(kTrained, beside.trained);
+  own.insert(kSeconds, so_far.seconds);
+  own.insert(kTrained, so_far.trained);
   own.insert(kLimits, limits_of(run_));
-  if (beside.stop_reason) own.insert(kStop, *beside.stop_reason);
+  if (so_far.stop_reason) own.insert(kStop, *so_far.stop_reason);
 }
 
 TrainingState CheckpointSaver::state_alone(const TrainState& at, const Position& position,
-                                           const InMemory& beside, const std::optional<EpochSums>& part) {
+                                           const SoFar& so_far, const std::optional<EpochSums>& part) {
   TrainingState state = begin_state(at, position);
   part ? model_.save_part(state) : model_.save_alone(state);
   auto own = part ? sums_by_rank(run_.group, *part, /*alone=*/true) : make_state();
   if (part && record_ != nullptr) own.insert(kRows, record_->rows());
-  add_trainer(own, at, beside);
+  add_trainer(own, at, so_far);
   state.callbacks[kTrainer] = own;
   add_callbacks(state);
   return state;
 }
 
 bool CheckpointSaver::save(const TrainState& at, const Position& position, const EpochSums& sums,
-                           const InMemory& beside, Occasion occasion, const std::filesystem::path& weights) {
+                           const SoFar& so_far, Occasion occasion, const std::filesystem::path& weights) {
   const SecondsAdded stall(stall_seconds_);
   TrainingState state = begin_state(at, position);
   auto shards = model_.save(state);
@@ -306,7 +306,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
       weights.empty() ? c10::IValue() : model_.with_averages([this] { return model_.whole_weights(); });
   state.generators = gather_generator_states(run_.group);
   auto own = sums_by_rank(run_.group, sums, /*alone=*/false);
-  add_trainer(own, at, beside);
+  add_trainer(own, at, so_far);
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) {
     CheckpointWriter::Request of_rank_0;

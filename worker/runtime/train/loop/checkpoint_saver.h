@@ -34,13 +34,13 @@ struct Resumed {
 /// The evaluation during which the checkpoint was made, to begin with.
 Evaluating evaluating_of(const TrainingState& state);
 /// How the run was doing when its state was kept.
-struct InMemory {
+struct SoFar {
   double seconds = 0;                      ///< spent on training so far
   std::optional<std::string> stop_reason;  ///< if the training is to end here
   bool trained = false;                    ///< all steps and checkpoints are done; only in memory
 };
 /// Without the reason to stop if the run may now be longer, or goes by another metric or patience.
-InMemory before_resume(const TrainingState& state, const Run& run);
+SoFar before_resume(const TrainingState& state, const Run& run);
 inline constexpr const char* kTimeIsUp = "the time is up";
 
 /// throws  IoError unless the trainer can read all that it kept in the checkpoint
@@ -67,14 +67,14 @@ class CheckpointSaver {
   /// kRequest writes last only.
   /// weights  also gets a bare state_dict of the model, or of its averages if there are any; empty: none
   /// returns  on rank 0: whether it was written
-  bool save(const TrainState& state, const Position& position, const EpochSums& sums, const InMemory& beside,
+  bool save(const TrainState& state, const Position& position, const EpochSums& sums, const SoFar& so_far,
             Occasion occasion, const std::filesystem::path& weights = {});
 
   /// What a checkpoint would hold, from this rank alone. Tensors share memory with the model's and the
   /// optimizer's.
   ///
   /// part  only this rank's part of the model and these sums, for resume() on this rank
-  TrainingState state_alone(const TrainState& at, const Position& position, const InMemory& beside,
+  TrainingState state_alone(const TrainState& at, const Position& position, const SoFar& so_far,
                             const std::optional<EpochSums>& part = {});
 
   /// The best checkpoint, once it is on disk; empty if there is none. Every rank calls it and gets the same.
@@ -88,7 +88,7 @@ class CheckpointSaver {
   const std::filesystem::path& last_path() const { return last_path_; }
 
  private:
-  void add_trainer(c10::impl::GenericDict& own, const TrainState& at, const InMemory& beside) const;
+  void add_trainer(c10::impl::GenericDict& own, const TrainState& at, const SoFar& so_far) const;
   TrainingState begin_state(const TrainState& at, const Position& position) const;
   void add_callbacks(TrainingState& state) const;
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);

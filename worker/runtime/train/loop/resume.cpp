@@ -1,7 +1,9 @@
 #include <ddprun/train/loop/resume.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -77,6 +79,24 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   return folder;
 }
 
+/// Empty if there is something left to train.
+std::string why_ended(const Run& run, const TrainingState& state) {
+  const auto& options = run.options;
+  if (const auto reason = before_resume(state, run).stop_reason) return *reason;
+  if (state.position.epoch >= options.epochs)
+    return "--epochs=" + std::to_string(options.epochs) + " are done";
+  if (options.max_steps > 0 && state.step >= options.max_steps)
+    return "--max-steps=" + std::to_string(options.max_steps) + " are done";
+  return "";
+}
+
+/// Otherwise it was killed before, or the checkpoint is another folder's.
+bool has_summary(const Run& run, std::int64_t step) {
+  std::ifstream file(run.options.out / "summary.json");
+  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return summary.is_object() && summary.contains("steps") && summary["steps"] == step;
+}
+
 }  // namespace
 
 std::optional<Resumed> find_resumed(const Run& run) {
@@ -131,6 +151,18 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
   id = ddp::broadcast_from_rank_0(run.group, id);
   branch = std::stoll(ddp::broadcast_from_rank_0(run.group, std::to_string(branch)));
   return folder;
+}
+
+bool has_ended(const Run& run, const Resumed& resumed) {
+  if (resumed.path.empty()) return false;
+  const auto why = why_ended(run, resumed.state);
+  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed.state.step);
+  if (!ddp::any_rank_true(run.group, here)) return false;
+  if (run.on_rank_0())
+    log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +
+             std::to_string(resumed.state.step) + ": " + why +
+             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
+  return true;
 }
 
 }  // namespace ddprun::train

@@ -27,4 +27,8 @@ std::optional<Resumed> find_resumed(const Run& run);
 /// throws   UsageError if it holds another run, and TrainerOptions::overwrite is false; IoError
 std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed);
 
+/// Whether the run to resume has ended, with its last test and summary, so that nothing is left to do; then
+/// rank 0 says why it has. Every rank calls it and gets the same.
+bool has_ended(const Run& run, const Resumed& resumed);
+
 }  // namespace ddprun::train

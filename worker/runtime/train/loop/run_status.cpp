@@ -50,7 +50,7 @@ Ledger RunStatus::spent() const {
   return all;
 }
 
-void RunStatus::tell(const char* phase, const TrainState& at) {
+void RunStatus::report(const char* phase, const TrainState& at) {
   if (!run_.options.status.connected()) return;
   told_.phase = phase;
   told_.step = at.step;

@@ -39,10 +39,10 @@ class RunStatus {
   Ledger spent() const;
 
   /// Tells ddprun how far the training has come.
-  void tell(const char* phase, const TrainState& at);
+  void report(const char* phase, const TrainState& at);
   /// The same, at most ten times a second.
-  void tell_step(const TrainState& at) {
-    if (Clock::now() >= next_) tell("train", at);
+  void report_step(const TrainState& at) {
+    if (Clock::now() >= next_) report("train", at);
   }
 
  private:

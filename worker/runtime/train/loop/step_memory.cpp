@@ -24,12 +24,12 @@ void CopyPause::copied(Clock::time_point begin, Clock::time_point end) {
 }
 
 StepMemory::StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
-                       std::function<InMemory()> beside)
+                       std::function<SoFar()> so_far)
     : run_(run),
       saver_(saver),
       totals_(totals),
       record_(record),
-      beside_(std::move(beside)),
+      so_far_(std::move(so_far)),
       memory_(run.options.memory) {}
 
 void StepMemory::commit(const TrainState& at, const Position& position, Evaluating evaluating) {
@@ -53,38 +53,38 @@ void StepMemory::commit_buffers() {
     at::_foreach_copy_(committed_->buffers, buffers);
 }
 
-bool StepMemory::can_keep_part() const {
+bool StepMemory::can_snapshot() const {
   return has_parts() && run_.options.checkpoint.memory_every_steps == 0 &&
          Clock::now() >= copy_pause_.next() && memory_->ready();
 }
 
-void StepMemory::keep_if_due(BatchLosses& losses) {
+void StepMemory::snapshot_if_due(BatchLosses& losses) {
   if (memory_ == nullptr || !memory_->file) return;
   const auto every = run_.options.checkpoint.memory_every_steps;
   const auto step = committed_->at.step;
   const bool by_time = every == 0;
   if (!by_time && step % every != 0) return;
   if (has_parts()) {
-    if (by_time && std::exchange(agreed_, false)) keep_part(losses);
-    if (!by_time && std::exchange(kept_step_, step) != step) keep_part_at_once(losses);
+    if (by_time && std::exchange(agreed_, false)) snapshot_part(losses);
+    if (!by_time && std::exchange(kept_step_, step) != step) snapshot_part_now(losses);
     return;
   }
   const auto begin = Clock::now();
   if (by_time && (begin < copy_pause_.next() || !memory_->file->idle())) return;
-  memory_->keep(saver_.state_alone(committed_->at, committed_->position, beside_()));
+  memory_->snapshot(saver_.state_alone(committed_->at, committed_->position, so_far_()));
   copy_pause_.copied(begin, Clock::now());
 }
 
-void StepMemory::keep_part_at_once(BatchLosses& losses) {
+void StepMemory::snapshot_part_now(BatchLosses& losses) {
   memory_->wait();
   ddp::all_reduce_max(run_.group, {0});
-  keep_part(losses);
+  snapshot_part(losses);
 }
 
-void StepMemory::keep_part(BatchLosses& losses) {
+void StepMemory::snapshot_part(BatchLosses& losses) {
   const auto begin = Clock::now();
-  memory_->keep_part(
-      saver_.state_alone(committed_->at, committed_->position, beside_(), EpochSums{totals_, losses}),
+  memory_->snapshot_part(
+      saver_.state_alone(committed_->at, committed_->position, so_far_(), EpochSums{totals_, losses}),
       run_.group);
   copy_pause_.copied(begin, Clock::now());
 }
@@ -96,7 +96,7 @@ void StepMemory::remember(const Ledger& spent) {
   const torch::NoGradGuard no_grad;
   const auto buffers = run_.task.module->buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_->buffers[i]);
-  memory_->state = saver_.state_alone(committed_->at, committed_->position, beside_());
+  memory_->state = saver_.state_alone(committed_->at, committed_->position, so_far_());
   constexpr int kProgress[] = {1, 0, 2};  // by Evaluating: within the epoch comes before nothing
   memory_->progress = kProgress[static_cast<int>(committed_->at.evaluating)];
   memory_->totals = run_.options.accumulate > 1 ? committed_->totals : totals_.sums();

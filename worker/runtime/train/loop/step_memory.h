@@ -34,26 +34,26 @@ class StepMemory {
  public:
   /// totals  of the epoch
   /// record  null except on rank 0
-  /// beside  what a state in memory has beside a checkpoint's, now
+  /// so_far  what a state in memory has beyond a checkpoint's, now
   StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
-             std::function<InMemory()> beside);
+             std::function<SoFar()> so_far);
 
   /// If a rank is lost, the training continues from this point.
   void commit(const TrainState& at, const Position& position, Evaluating evaluating);
 
   /// After commit(): writes the state to the memory file if it is time.
-  void keep_if_due(BatchLosses& losses);
+  void snapshot_if_due(BatchLosses& losses);
 
   // If each rank has a part of the state, all of them keep theirs after the same step.
 
   bool has_parts() const { return memory_ != nullptr && memory_->parts; }
   /// Whether this rank could keep its part now, by time.
-  bool can_keep_part() const;
-  /// All ranks can: the next keep_if_due() does.
-  void agree_to_keep() { agreed_ = true; }
-  void keep_part(BatchLosses& losses);
+  bool can_snapshot() const;
+  /// All ranks can: the next snapshot_if_due() does.
+  void agree_to_snapshot() { agreed_ = true; }
+  void snapshot_part(BatchLosses& losses);
   /// Every rank calls it: waits until all have written their last part.
-  void keep_part_at_once(BatchLosses& losses);
+  void snapshot_part_now(BatchLosses& losses);
 
   /// After a failure: leaves the committed step in the memory.
   void remember(const Ledger& spent);
@@ -65,7 +65,7 @@ class StepMemory {
   CheckpointSaver& saver_;
   Totals& totals_;
   const RunRecord* record_;
-  const std::function<InMemory()> beside_;
+  const std::function<SoFar()> so_far_;
   RunMemory* const memory_;
   struct Committed {
     TrainState at;

@@ -157,7 +157,7 @@ void StopSignals::take_over() {
   wake(event_.get(), 1);
 }
 
-void StopSignals::let_go() {
+void StopSignals::release() {
   take_over();  // stops the watch
   restore();
   if (ending != 0) ::raise(ending);
@@ -199,7 +199,7 @@ void StopAgreement::end(const std::function<void()>& save) {
   signals_.take_over();
   save();
   ddp::all_reduce_max(group_, {0});  // otherwise the first to end would make the others end, too
-  signals_.let_go();
+  signals_.release();
 }
 
 }  // namespace ddprun::train

@@ -31,7 +31,7 @@ class StopSignals {
   bool take_save();        ///< SIGUSR1 came since the last call
   void take_over();        ///< the training will act on the signal, however long it takes
   /// Restores the previous signal actions; a pending SIGTERM or SIGINT then takes effect.
-  void let_go();
+  void release();
 
  private:
   void restore();

@@ -19,7 +19,6 @@
 #include <ddprun/group/rounds.h>
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
-#include <ddprun/train/loop/ended_run.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/resume.h>
 #include <ddprun/train/loop/run_evaluation.h>
@@ -56,12 +55,12 @@ class Trainer {
         loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
                                       .threads = run.options.loader_threads,
                                       .device = run.group.device()}),
-        earlier_(resumed_ ? before_resume(resumed_->state, run) : InMemory{}),
+        earlier_(resumed_ ? before_resume(resumed_->state, run) : SoFar{}),
         agreement_(
             run.group,
             run.options.max_seconds > 0 ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime) : 0,
-            [this] { return memory_.can_keep_part(); }),
-        memory_(run, saver_, totals_, log_.record(), [this] { return beside(); }),
+            [this] { return memory_.can_snapshot(); }),
+        memory_(run, saver_, totals_, log_.record(), [this] { return so_far(); }),
         status_(run, model_, evaluation_, saver_) {}
 
   /// If there is a memory, leaves the newest whole step there when it throws.
@@ -88,7 +87,7 @@ class Trainer {
     else
       evaluation_.sanity_check();
     memory_.commit(at_, {at_.epoch, next_epoch_.samples}, at_.evaluating);
-    if (memory_.has_parts()) memory_.keep_part(next_epoch_.losses);
+    if (memory_.has_parts()) memory_.snapshot_part(next_epoch_.losses);
     if (at_.evaluating != Evaluating::kNothing) train_epoch();
     while (!over()) train_epoch();
     if (terminated_) {
@@ -99,15 +98,15 @@ class Trainer {
     if (recovered_ && !earlier_.trained) save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
     agreement_.end([&] { saver_.wait(); });
     trained_ = true;
-    if (memory_.has_parts()) memory_.keep_part_at_once(epoch_.losses);
-    status_.tell("evaluate", at_);
+    if (memory_.has_parts()) memory_.snapshot_part_now(epoch_.losses);
+    status_.report("evaluate", at_);
     evaluation_.test_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
     finish();
     return Ending::kComplete;
   }
 
-  InMemory beside() const {
+  SoFar so_far() const {
     return {earlier_.seconds + seconds_since(begin_), control_.stop_reason(), earlier_.trained || trained_};
   }
 
@@ -164,7 +163,7 @@ class Trainer {
   }
 
   void train_steps() {
-    status_.tell("train", at_);
+    status_.report("train", at_);
     begin_work(Work::kTraining);
     auto join = model_.join();
     while (const auto batch = next_batch()) {
@@ -237,7 +236,7 @@ class Trainer {
 
   void commit_step() {
     commit_whole_step();
-    memory_.keep_if_due(epoch_.losses);
+    memory_.snapshot_if_due(epoch_.losses);
   }
 
   /// The epoch's last full batch: the very last may be a single example.
@@ -261,7 +260,7 @@ class Trainer {
     const bool due = step_of_epoch % run_.options.log_interval == 0;
     if (due || epoch_.done()) log_step(/*with_line=*/due);
     if (log_.bar_is_due()) show_progress();
-    status_.tell_step(at_);
+    status_.report_step(at_);
     if (run_.task.epoch_end_line) epoch_.losses.add(losses_);
     at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
@@ -293,7 +292,7 @@ class Trainer {
   }
 
   void note(const Requests& requests) {
-    if (requests.keep) memory_.agree_to_keep();
+    if (requests.keep) memory_.agree_to_snapshot();
     if (requests.out_of_time) control_.request_stop(kTimeIsUp);
     terminated_ = terminated_ || requests.terminate;
     save_requested_ = save_requested_ || requests.save || requests.terminate;
@@ -309,7 +308,7 @@ class Trainer {
   /// back here. False if the run was terminated.
   bool evaluate(Evaluating which, const std::function<std::optional<report::MetricRow>()>& evaluation) {
     at_.evaluating = which;
-    status_.tell("evaluate", at_);
+    status_.report("evaluate", at_);
     for (;;) {
       if (auto row = evaluation()) {
         at_.metrics = std::move(*row);
@@ -392,6 +391,7 @@ class Trainer {
     model_.end_epoch(find_metric(at_.metrics, run_.monitor));
     if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
+    for (const auto& callback : callbacks_) callback->on_epoch(at_, control_);
     totals_ = Totals(run_.task.measures);
     epoch_.losses = {};
     memory_.commit(at_, {at_.epoch + 1, 0}, Evaluating::kNothing);
@@ -413,13 +413,13 @@ class Trainer {
     check_replicas();
     model_.synchronize_buffers();
     const EpochSums sums{totals_, epoch_.losses};
-    const bool wrote_weights = saver_.save(at_, position, sums, beside(), occasion, weights);
+    const bool wrote_weights = saver_.save(at_, position, sums, so_far(), occasion, weights);
     auto requests = agreement_.now();
     requests.keep = requests.out_of_time = false;  // only between steps
     note(requests);
     if (std::exchange(save_requested_, false) && occasion != Occasion::kRequest &&
         !run_.options.checkpoint.save_last)
-      saver_.save(at_, position, sums, beside(), Occasion::kRequest);
+      saver_.save(at_, position, sums, so_far(), Occasion::kRequest);
     return wrote_weights;
   }
 
@@ -440,9 +440,9 @@ class Trainer {
       summary.loss_scale = model_.optimization().loss_scale();
     summary.skipped_steps = model_.optimization().skipped_steps();
     summary.ddp = model_.statistics();
-    summary.seconds = beside().seconds;
+    summary.seconds = so_far().seconds;
     log_.finish(summary);
-    status_.tell("done", at_);
+    status_.report("done", at_);
   }
 
   const Run& run_;
@@ -456,7 +456,7 @@ class Trainer {
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
-  const InMemory earlier_;  ///< what the resumed state has
+  const SoFar earlier_;  ///< what the resumed state has
   StopAgreement agreement_;
   StepMemory memory_;
   RunStatus status_;

@@ -4,6 +4,7 @@
 #include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <stdexcept>
@@ -20,13 +21,13 @@
 #include <ddprun/group/step_graph.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
-#include <ddprun/train/model/parallel_engine.h>
+#include <ddprun/train/model/sharded_state.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/rank_state.h>
 #include <ddprun/train/state/run_memory.h>
 #include <ddprun/train/state/shard_writer.h>
+#include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddprun::train {
 namespace {
@@ -73,53 +74,6 @@ ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
   return options;
 }
 
-class ReplicatedEngine : public ParallelEngine {
- public:
-  ReplicatedEngine(const Run& run, ddp::CommHook hook)
-      : ParallelEngine(run), ddp_(module_, run.group, ddp_options(run)) {
-    if (loads_from_memory(run)) ddp::check_same_module(run.group, ddp::replicated_state(module_, {}));
-    if (hook) ddp_.register_comm_hook(std::move(hook));
-  }
-
-  /// Shared ones only once, as in Python.
-  std::vector<torch::Tensor> parameters() override {
-    std::vector<torch::Tensor> parameters;
-    for (const auto& each : ddp::replicated_state(module_, {}).parameters) parameters.push_back(each.tensor);
-    return parameters;
-  }
-  BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) override {
-    return ddp_.forward(compute, samples);
-  }
-  BatchResult evaluate(const Compute& compute) override { return compute(); }
-  void zero_grad(torch::optim::Optimizer&) override { ddp_.zero_grad(); }
-  void abandon_step() override { ddp_.abandon_step(); }
-  void without_reduction(const std::function<void()>& pass) override {
-    const auto no_sync = ddp_.no_sync();
-    pass();
-  }
-  void with_whole_parameters(const std::function<void()>& use) override { use(); }
-  void synchronize_buffers() override { ddp_.synchronize_buffers(); }
-  std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer, const Ema* ema,
-                             bool here) override {
-    if (here) state.model = state_dict(module_);
-    if (here || run_.options.parallel.zero1) state.optimizer = optimizer_state_dict(optimizer);
-    if (ema != nullptr) state.ema = ema->state_dict();
-    return std::nullopt;
-  }
-  void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
-                      const std::filesystem::path& source) override {
-    load_optimizer_state(optimizer, state, source);
-  }
-  bool is_sharded() const override { return false; }
-  std::optional<ddp::Join> join() override {
-    return std::optional<ddp::Join>(std::in_place, ddp_, ddp::JoinOptions{});
-  }
-  ddp::DistributedDataParallel::Statistics statistics() const override { return ddp_.statistics(); }
-
- private:
-  ddp::DistributedDataParallel ddp_;
-};
-
 /// Except for tensors without memory so far.
 void move_to(at::Device device, torch::nn::Module& module) {
   auto tensors = module.parameters();
@@ -128,13 +82,13 @@ void move_to(at::Device device, torch::nn::Module& module) {
     if (!tensor.is_meta()) tensor.set_data(tensor.to(device));
 }
 
-}  // namespace
-
 Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, torch::Tensor>& tensors) {
   Ema::NamedTensors result;
   for (const auto& item : tensors) result.emplace_back(item.key(), item.value());
   return result;
 }
+
+}  // namespace
 
 StateDict named_tensors(const c10::IValue& dict, const std::string& prefix) {
   StateDict named;
@@ -151,6 +105,8 @@ StateDict weights_to_evaluate(const TrainingState& state) {
   return state.ema.isGenericDict() ? named_tensors(state.ema, "module.") : named_tensors(state.model);
 }
 
+bool ParallelModel::has_shards() const { return fsdp_ && run_.group.communicates(); }
+
 ddp::CommHook ParallelModel::make_hook() {
   const auto& parallel = run_.options.parallel;
   if (parallel.comm_hook != "powersgd") return ddp::make_comm_hook(parallel.comm_hook, run_.group);
@@ -159,14 +115,37 @@ ddp::CommHook ParallelModel::make_hook() {
   return ddp::powersgd_hook(power_sgd_);
 }
 
-std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
+/// Before the optimizer, which updates what ranks then have.
+void ParallelModel::share_module() {
   auto& module = *run_.task.module;
   move_to(run_.group.device(), module);
   set_matmul_precision(run_.options.precision.matmul, run_.options.precision.cudnn_benchmark);
   if (run_.options.precision.channels_last) to_channels_last(module);
   if (run_.options.parallel.sync_batch_norm) synchronise_batch_norm(run_);
-  if (run_.options.parallel.fsdp) return make_sharded_engine(run_);
-  return std::make_unique<ReplicatedEngine>(run_, make_hook());
+  if (run_.options.parallel.fsdp) {
+    fsdp_.emplace(module, run_.group, sharding_options(run_));
+    return;
+  }
+  auto hook = make_hook();
+  ddp_.emplace(module, run_.group, ddp_options(run_));
+  if (loads_from_memory(run_)) ddp::check_same_module(run_.group, ddp::replicated_state(module, {}));
+  if (hook) ddp_->register_comm_hook(std::move(hook));
+}
+
+/// What the optimizer updates; shared parameters only once, as in Python.
+std::vector<torch::Tensor> ParallelModel::parameters() const {
+  if (fsdp_) return fsdp_->shards();
+  std::vector<torch::Tensor> parameters;
+  for (const auto& each : ddp::replicated_state(*run_.task.module, {}).parameters)
+    parameters.push_back(each.tensor);
+  return parameters;
+}
+
+template <typename Use>
+void ParallelModel::with_whole_parameters(const Use& use) {
+  if (!fsdp_) return use();
+  const auto whole = fsdp_->full_parameters();
+  use();
 }
 
 Optimization ParallelModel::make_optimization() {
@@ -177,17 +156,17 @@ Optimization ParallelModel::make_optimization() {
   auto groups = run_.task.parameter_groups;
   if (groups.empty() && options.optim.grouping.any())
     groups = group_parameters(*run_.task.module, options.optim.grouping);
-  parts.optimizer = make_optimizer_over(
-      groups.empty() ? std::vector{torch::optim::OptimizerParamGroup(engine_->parameters())}
-                     : optimizer_groups(*run_.task.module, groups, settings),
-      settings, run_.group, options.parallel.zero1);
+  parts.optimizer =
+      make_optimizer_over(groups.empty() ? std::vector{torch::optim::OptimizerParamGroup(parameters())}
+                                         : optimizer_groups(*run_.task.module, groups, settings),
+                          settings, run_.group, options.parallel.zero1);
   for (const auto& group : parts.optimizer->param_groups())
     lr_factors_.push_back(group.options().get_lr() / settings.lr);
   if (options.optim.ema > 0)
-    parts.ema =
-        std::make_unique<Ema>(engine_->averaged_parameters(), to_vector(run_.task.module->named_buffers()),
-                              Ema::Options{.decay = options.optim.ema});
-  if (engine_->is_sharded() && run_.group.size() > 1)
+    parts.ema = std::make_unique<Ema>(
+        has_shards() ? named_shards(*fsdp_) : to_vector(run_.task.module->named_parameters()),
+        to_vector(run_.task.module->named_buffers()), Ema::Options{.decay = options.optim.ema});
+  if (fsdp_ && run_.group.size() > 1)
     parts.sum_over_ranks = [this](at::Tensor& value) {
       std::vector<at::Tensor> sum = {value.to(at::kDouble)};
       run_.group.handle()->allreduce(sum)->wait();
@@ -219,16 +198,18 @@ std::unique_ptr<ddp::StepGraph> ParallelModel::make_graph() const {
 ParallelModel::ParallelModel(const Run& run)
     : run_(run),
       graph_(make_graph()),
-      engine_(make_engine()),
       steps_meant_(std::max<std::int64_t>(1, run.length().steps_per_epoch)),
-      nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*run.task.module, run.group)
-                                                : nullptr),
-      optimization_(make_optimization()) {
+      optimization_((share_module(), make_optimization())) {
+  if (run.options.parallel.nan_check)
+    nan_check_ = std::make_unique<ddp::NanCheck>(*run.task.module, run.group);
   if (graph_) optimization_.keep_on_device();
 }
 
 ParallelModel::~ParallelModel() {
   if (run_.options.parallel.sync_batch_norm) ddp::forget_group(*run_.task.module);
+  if (run_.options.memory == nullptr || !has_shards()) return;
+  fsdp_.reset();
+  forget_parameters(*run_.task.module);  // if another rank is lost, the next round gives them memory again
 }
 
 data::Batch ParallelModel::to_device(const data::Batch& batch) const {
@@ -246,7 +227,7 @@ ParallelModel::Pass ParallelModel::train(const data::Batch& batch, bool last) {
     return pass;
   };
   const auto reset = [&] {
-    engine_->abandon_step();
+    if (ddp_) ddp_->abandon_step();
     optimization_.abandon_update();
   };
   optimization_.bring_rates();
@@ -264,43 +245,50 @@ ParallelModel::Pass ParallelModel::forward_backward(const data::Batch& here, boo
     const ddp::LeaveAtOnce at_once;
     {
       const AutocastScope precision(run_.options.precision.precision, run_.group.device().type());
-      pass.result = engine_->forward([&] { return run_.task.compute_loss(here); }, samples);
+      const auto compute = [&] { return run_.task.compute_loss(here); };
+      pass.result = fsdp_ ? fsdp_->forward(compute) : ddp_->forward(compute, samples);
     }
     const auto mean = pass.result.losses.mean();
     const auto batches = static_cast<double>(run_.options.accumulate);
     optimization_.scaled(batches > 1 ? mean / batches : mean).backward();
     pass.loss = mean.detach();
   };
-  if (last)
+  if (last) {
     both();
-  else
-    engine_->without_reduction(both);
+  } else if (fsdp_) {
+    const auto no_sync = fsdp_->no_sync();
+    both();
+  } else {
+    const auto no_sync = ddp_->no_sync();
+    both();
+  }
   if (last && nan_check_) nan_check_->check();
   return pass;
 }
 
-void ParallelModel::zero_grad() { engine_->zero_grad(optimization_.optimizer()); }
+void ParallelModel::zero_grad() { ddp_ ? ddp_->zero_grad() : optimization_.optimizer().zero_grad(); }
 
 BatchResult ParallelModel::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
   const AutocastScope precision(run_.options.precision.precision, run_.group.device().type());
   const auto here = to_device(batch);
-  return engine_->evaluate([&] { return run_.task.compute_loss(here); });
+  const auto compute = [&] { return run_.task.compute_loss(here); };
+  return fsdp_ ? fsdp_->forward(compute) : compute();
 }
 
 std::optional<ddp::Join> ParallelModel::join() {
   if (!run_.options.parallel.join) return std::nullopt;
-  return engine_->join();
+  return std::optional<ddp::Join>(std::in_place, *ddp_, ddp::JoinOptions{});
 }
-
-bool ParallelModel::is_sharded() const { return engine_->is_sharded(); }
 
 void ParallelModel::check_replicas(std::int64_t step) {
   optimization_.settle();
   ddp::check_replicas(run_.group, replicated_tensors(*run_.task.module, optimization_.optimizer()), step);
 }
 
-void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
+void ParallelModel::synchronize_buffers() {
+  fsdp_ ? fsdp_->synchronize_buffers() : ddp_->synchronize_buffers();
+}
 
 std::optional<Shards> ParallelModel::save(TrainingState& state) {
   auto shards = save_own(state, run_.on_rank_0());
@@ -310,7 +298,20 @@ std::optional<Shards> ParallelModel::save(TrainingState& state) {
 
 std::optional<Shards> ParallelModel::save_own(TrainingState& state, bool here) {
   optimization_.settle();
-  auto shards = engine_->save(state, optimization_.optimizer(), optimization_.ema(), here);
+  std::optional<Shards> shards;
+  auto& module = *run_.task.module;
+  auto& optimizer = optimization_.optimizer();
+  const auto* ema = optimization_.ema();
+  if (has_shards()) {
+    shards = save_shards(state, *fsdp_, module, optimizer, ema);
+  } else {
+    if (here || fsdp_) state.model = state_dict(module);
+    if (fsdp_)
+      state.optimizer = sharded_optimizer_state_dict(optimizer, *fsdp_, module, 0);
+    else if (here || run_.options.parallel.zero1)
+      state.optimizer = optimizer_state_dict(optimizer);
+    if (ema != nullptr) state.ema = ema->state_dict();
+  }
   complete(state);
   return shards;
 }
@@ -325,7 +326,7 @@ void ParallelModel::complete(TrainingState& state) {
 
 void ParallelModel::save_part(TrainingState& state) {
   optimization_.settle();
-  state.model = engine_->own_model();
+  state.model = own_model();
   state.optimizer = optimizer_state_dict(optimization_.optimizer(), /*own=*/true);
   if (const auto* ema = optimization_.ema()) state.ema = ema->state_dict();
   if (power_sgd_)
@@ -333,11 +334,20 @@ void ParallelModel::save_part(TrainingState& state) {
   complete(state);
 }
 
+/// The model tensors that this rank has, by name, including its own shards. Shares memory.
+c10::impl::GenericDict ParallelModel::own_model() const {
+  if (!fsdp_) return state_dict(*run_.task.module);
+  auto own = make_state();
+  for (const auto& [name, shard] : named_shards(*fsdp_)) own.insert(name, shard.detach());
+  for (const auto& item : run_.task.module->named_buffers()) own.insert(item.key(), item.value());
+  return own;
+}
+
 void ParallelModel::load_part(const TrainingState& state) {
   const torch::NoGradGuard no_grad;
   optimization_.settle();
   const auto kept = state.model.toGenericDict();
-  for (const auto& item : engine_->own_model()) item.value().toTensor().copy_(kept.at(item.key()).toTensor());
+  for (const auto& item : own_model()) item.value().toTensor().copy_(kept.at(item.key()).toTensor());
   load_optimizer_state(optimization_.optimizer(), state.optimizer, kInMemory);
   if (auto* ema = optimization_.ema()) ema->load_state_dict(state.ema.toGenericDict());
   load_power_sgd(state, kInMemory);
@@ -346,13 +356,14 @@ void ParallelModel::load_part(const TrainingState& state) {
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) try {
   optimization_.settle();
-  if (!state.shards.empty() && !engine_->reads_shards()) {
+  if (!state.shards.empty() && !has_shards()) {
     auto whole = state;
     gather_shards(whole, source, {"model", "ema", "optimizer"});
     return load(whole, source);
   }
   if (!state.shards.empty())
-    engine_->load_shards(state, source, optimization_.optimizer(), optimization_.ema());
+    load_shards(state, source, *fsdp_, *run_.task.module, run_.group.rank(), optimization_.optimizer(),
+                optimization_.ema());
   else
     load_whole(state, source);
   load_schedule(state, source);
@@ -384,12 +395,16 @@ void ParallelModel::resume_schedule(const TrainingState& state) {
 }
 
 void ParallelModel::load_whole(const TrainingState& state, const std::filesystem::path& source) {
-  engine_->with_whole_parameters(
-      [&] { load_weights(*run_.task.module, named_tensors(state.model), source); });
+  with_whole_parameters([&] { load_weights(*run_.task.module, named_tensors(state.model), source); });
   load_power_sgd(state, source);
-  engine_->load_optimizer(optimization_.optimizer(), state.optimizer, source);
-  if (auto* ema = optimization_.ema(); ema != nullptr && state.ema.isGenericDict())
-    engine_->load_averages(*ema, state.ema);
+  if (auto& optimizer = optimization_.optimizer(); fsdp_)
+    load_sharded_optimizer_state(optimizer, *fsdp_, *run_.task.module, state.optimizer, source);
+  else
+    load_optimizer_state(optimizer, state.optimizer, source);
+  auto* ema = optimization_.ema();
+  if (ema == nullptr || !state.ema.isGenericDict()) return;
+  has_shards() ? load_averages_of_shards(*ema, state.ema, *fsdp_)
+               : ema->load_state_dict(state.ema.toGenericDict());
 }
 
 void ParallelModel::load_power_sgd(const TrainingState& state, const std::filesystem::path& source) {
@@ -399,7 +414,7 @@ void ParallelModel::load_power_sgd(const TrainingState& state, const std::filesy
 
 c10::IValue ParallelModel::whole_weights() {
   c10::IValue weights;
-  engine_->with_whole_parameters([&] {
+  with_whole_parameters([&] {
     if (run_.on_rank_0()) weights = copied(state_dict(*run_.task.module));
   });
   return weights;
@@ -407,13 +422,14 @@ c10::IValue ParallelModel::whole_weights() {
 
 void ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
   const c10::NoGradGuard no_grad;
-  if (engine_->reads_shards()) {
+  if (has_shards()) {
     auto state = receive_checkpoint(run_.group, checkpoint);
     if (run_.on_rank_0()) state = read_checkpoint(checkpoint);
     if (!state.shards.empty())
-      return engine_->load_shards(state, checkpoint, state.ema.isGenericDict() ? "ema" : "model");
+      return load_shard_weights(state, checkpoint, *fsdp_, *run_.task.module, run_.group.rank(),
+                                state.ema.isGenericDict() ? "ema" : "model");
   }
-  engine_->with_whole_parameters([&] {
+  with_whole_parameters([&] {
     if (run_.on_rank_0())
       load_weights(*run_.task.module, weights_to_evaluate(read_weights_of_checkpoint(checkpoint)),
                    checkpoint);
@@ -423,6 +439,8 @@ void ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
   });
 }
 
-ddp::DistributedDataParallel::Statistics ParallelModel::statistics() const { return engine_->statistics(); }
+ddp::DistributedDataParallel::Statistics ParallelModel::statistics() const {
+  return ddp_ ? ddp_->statistics() : ddp::DistributedDataParallel::Statistics();
+}
 
 }  // namespace ddprun::train

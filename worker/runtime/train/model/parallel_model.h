@@ -6,8 +6,10 @@
 #include <optional>
 
 #include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/join.h>
 #include <ddprun/ddp/nan_check.h>
 #include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/state/checkpoint.h>
@@ -19,8 +21,6 @@ class StepGraph;
 }
 
 namespace ddprun::train {
-
-class ParallelEngine;
 
 /// A task's module and optimizer, trained jointly by the ranks of a group: replicated or fully sharded, the
 /// optimizer state whole on every rank or sharded, in the chosen precision. All ranks make the same calls in
@@ -58,7 +58,7 @@ class ParallelModel {
 
   /// With --join: keep it while ranks may have different numbers of batches. Otherwise nullopt.
   std::optional<ddp::Join> join();
-  bool is_sharded() const;
+  bool is_sharded() const { return fsdp_.has_value(); }
 
   /// As ddp::check_replicas(), after that step.
   void check_replicas(std::int64_t step);
@@ -89,9 +89,15 @@ class ParallelModel {
   ddp::DistributedDataParallel::Statistics statistics() const;
 
  private:
+  /// here  also on this rank, if the state is not sharded
   std::optional<Shards> save_own(TrainingState& state, bool here);
   void complete(TrainingState& state);
-  std::unique_ptr<ParallelEngine> make_engine();
+  void share_module();
+  std::vector<torch::Tensor> parameters() const;
+  bool has_shards() const;  ///< this rank has only a part of the parameters
+  template <typename Use>
+  void with_whole_parameters(const Use& use);
+  c10::impl::GenericDict own_model() const;
   Optimization make_optimization();
   ddp::CommHook make_hook();
   void load_whole(const TrainingState& state, const std::filesystem::path& source);
@@ -106,12 +112,17 @@ class ParallelModel {
   const Run& run_;
   std::unique_ptr<ddp::StepGraph> graph_;     // null: none
   std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless PowerSGD compresses the gradients
-  std::unique_ptr<ParallelEngine> engine_;
+  // One of them shares the module among the ranks.
+  std::optional<ddp::DistributedDataParallel> ddp_;
+  std::optional<ddp::FullyShardedDataParallel> fsdp_;
   std::int64_t steps_meant_;  // RunLength's
   std::unique_ptr<ddp::NanCheck> nan_check_;
   std::vector<double> lr_factors_;  // of the groups
   Optimization optimization_;
 };
+
+/// The tensors of a state_dict whose names begin with the prefix, which is dropped.
+StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "");
 
 /// A state's averaged weights if it has them, else the model's: the ones to evaluate and export.
 StateDict weights_to_evaluate(const TrainingState& state);

@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
 #include <ddprun/group/process_group.h>
-#include <ddprun/report/metric_sink.h>
+#include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/task.h>
 #include <ddprun/train/model/trainer_options.h>
 #include <ddprun/train/optim/monitor.h>
@@ -42,19 +41,6 @@ struct Run {
   RunProgress progress_of(const TrainingState& state) const;
   /// The columns of metrics.csv.
   std::vector<std::string> metric_columns() const;
-};
-
-/// The evaluation that is in progress.
-enum class Evaluating { kNothing, kWithinEpoch, kEpoch };
-
-/// The position of a training: the same on every rank, except for the last two.
-struct TrainState {
-  std::int64_t epoch = 0;  ///< the current one, from 0
-  std::int64_t step = 0;   ///< optimizer steps done
-  Evaluating evaluating = Evaluating::kNothing;
-  report::MetricRow metrics = {};              ///< known so far: from validation, from the epoch
-  std::span<const std::int64_t> indices = {};  ///< in on_step(): the samples of this rank's step
-  double data_wait = 0;                        ///< seconds this rank has waited for batches so far
 };
 
 /// Whether each rank has a part of the state that no other rank has.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 
 namespace ddprun::train {
 
+class Callback;
 struct RunMemory;
 class RunFolder;
 
@@ -102,6 +104,7 @@ struct TrainerOptions {
   /// Of the run that wrote the checkpoint; what the optimizer's state says changes where `optim` differs from
   /// it. nullopt: `optim` does not. The schedule is always that of `optim`.
   std::optional<OptimOptions> optim_before;
+  std::vector<std::shared_ptr<Callback>> callbacks;  ///< the program's own (train/model/callback.h)
   PrecisionOptions precision;
   GraphChoice cuda_graph = GraphChoice::kOff;
   CheckpointOptions checkpoint;

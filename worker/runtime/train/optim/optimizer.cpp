@@ -16,6 +16,8 @@
 #include <tuple>
 #include <utility>
 
+#include <ddprun/train/optim/observed_optimizer.h>
+
 namespace ddprun::train {
 namespace {
 
@@ -256,7 +258,7 @@ std::unique_ptr<torch::optim::Optimizer> make_adam(
   options.betas({settings.beta1, settings.beta2}).amsgrad(settings.amsgrad);
   if (settings.weight_decay) options.weight_decay(*settings.weight_decay);
   if (settings.eps) options.eps(*settings.eps);
-  return std::make_unique<Kind>(groups, options);
+  return std::make_unique<ddprun::Optimizer<Kind>>(groups, options);
 }
 
 }  // namespace
@@ -357,7 +359,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
       AdadeltaOptions options(settings.lr);
       options.rho(settings.rho).weight_decay(settings.weight_decay.value_or(0));
       if (settings.eps) options.eps(*settings.eps);
-      return std::make_unique<Adadelta>(groups, options);
+      return std::make_unique<ddprun::Optimizer<Adadelta>>(groups, options);
     }
     case OptimizerKind::kSgd:
       break;
@@ -367,7 +369,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
       .dampening(settings.dampening)
       .weight_decay(settings.weight_decay.value_or(0))
       .nesterov(settings.nesterov);
-  return std::make_unique<FusedSgd>(groups, options);
+  return std::make_unique<ddprun::Optimizer<FusedSgd>>(groups, options);
 }
 
 void change_settings(Optimizer& optimizer, const OptimizerSettings& from, const OptimizerSettings& to) {

@@ -197,15 +197,6 @@ struct StateWriter {
   }
 };
 
-struct StepsReader {
-  StepsTaken taken;
-
-  void operator()(const char*, std::int64_t step) { taken.count += step; }
-  void operator()(const char*, const Tensor& tensor, bool /*required*/) {
-    if (taken.count == 0 && tensor.defined()) taken.momentum.push_back(tensor);
-  }
-};
-
 /// Calls use(state, options) for every parameter of all groups; a null state: it has none.
 template <typename Kind, typename Use>
 void for_each_state(Optimizer& optimizer, Use use) {
@@ -396,21 +387,6 @@ std::vector<Tensor> replicated_tensors(const torch::nn::Module& module, Optimize
   } catch (const std::invalid_argument&) {
   }
   return tensors;
-}
-
-StepsTaken steps_taken(Optimizer& optimizer) try {
-  return with_kind(options_of(optimizer), [&](auto kind) {
-    using Kind = decltype(kind);
-    StepsReader reader;
-    reader.taken.tells = true;
-    for_each_state<Kind>(optimizer, [&](auto* state, const auto& options) {
-      if constexpr (std::is_same_v<Kind, Sgd>) reader.taken.tells &= options.momentum() != 0;
-      if (state != nullptr) Kind::state(*state, options, reader);
-    });
-    return std::move(reader.taken);
-  });
-} catch (const std::invalid_argument&) {
-  return {};
 }
 
 void load_optimizer_state(Optimizer& optimizer, const IValue& state_dict,

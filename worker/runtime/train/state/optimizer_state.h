@@ -48,12 +48,4 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const c10::IValue&
 std::vector<at::Tensor> replicated_tensors(const torch::nn::Module& module,
                                            torch::optim::Optimizer& optimizer);
 
-/// What differs after another step.
-struct StepsTaken {
-  std::int64_t count = 0;            ///< over all parameters
-  std::vector<at::Tensor> momentum;  ///< SGD's, which does not count; shares memory with it
-  bool tells = false;                ///< false: SGD without momentum, or an unsupported optimizer
-};
-StepsTaken steps_taken(torch::optim::Optimizer& optimizer);
-
 }  // namespace ddprun::train

@@ -100,11 +100,11 @@ void RunMemory::begin(const RunIdentity& now) {
     file->write(head_of(*this, {}).dump(), c10::IValue());
 }
 
-void RunMemory::keep(const TrainingState& newest) const {
+void RunMemory::snapshot(const TrainingState& newest) const {
   file->write(head_of(*this, place_of(newest, 0)).dump(), to_value(newest));
 }
 
-void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& group) {
+void RunMemory::snapshot_part(const TrainingState& newest, const ddp::ProcessGroup& group) {
   if (copying && copying->failed()) {  // with all ranks there
     if (group.rank() == 0) log_warning("--replicate-shards: a connection was lost: no more copies for now");
     copying.reset();

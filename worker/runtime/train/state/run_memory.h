@@ -14,7 +14,6 @@
 #include <ddprun/train/state/choose_source.h>
 #include <ddprun/train/state/ledger.h>
 #include <ddprun/train/state/memory_file.h>
-#include <ddprun/train/state/part_copies.h>
 
 namespace ddprun::train {
 
@@ -36,7 +35,7 @@ struct RunMemory {
   /// A rank's memory has only a part of the state, or may be spoilt when another rank is lost. So all go back
   /// to the newest step after which every rank wrote its part to the file.
   bool parts = false;
-  std::int64_t next_part = 0;           ///< counts calls of keep_part(), the same on every rank
+  std::int64_t next_part = 0;           ///< counts calls of snapshot_part(), the same on every rank
   std::unique_ptr<MemoryFile> copies;   ///< copy of a part from a rank on another node; null: none
   std::unique_ptr<PartCopies> copying;  ///< for this round
 
@@ -44,10 +43,10 @@ struct RunMemory {
   void begin(const RunIdentity& identity);
 
   /// Writes this state to the file. Waits for the previous write.
-  void keep(const TrainingState& newest) const;
+  void snapshot(const TrainingState& newest) const;
   /// The same for this rank's part. Every rank calls it after the same step, when all are ready().
   /// throws  ddp::RoundOver if the state may be spoilt
-  void keep_part(const TrainingState& newest, const ddp::ProcessGroup& group);
+  void snapshot_part(const TrainingState& newest, const ddp::ProcessGroup& group);
   /// Forgets the states in memory and in this rank's files: they may be wrong.
   void drop_states();
   /// Whether the last part and its copy are written.

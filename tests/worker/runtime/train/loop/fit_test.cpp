@@ -15,6 +15,7 @@
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/run.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 #include "tests/support/run_ranks.h"
@@ -218,4 +219,42 @@ text, = events.Tensors('config/text_summary')
 assert text.tensor_proto.string_val == [b'    lr = 0.5\n    [ddp]\n'], text
 assert 'system/rank1/rss_mb' in events.Tags()['scalars'], events.Tags()
 )");
+}
+
+TEST_CASE(
+    "a program's own callback sees each step, validation and epoch, can end the run, and is in checkpoints",
+    "[fit]") {
+  struct Seen : Callback {
+    void on_step(const TrainState&, Control&) override { calls += 's'; }
+    void on_validation(const TrainState& state, Control&) override {
+      calls += find_metric(state.metrics, "val_loss") ? 'v' : '?';
+    }
+    void on_epoch(const TrainState& state, Control& control) override {
+      calls += find_metric(state.metrics, "train_loss_epoch") ? 'e' : '?';
+      if (calls.size() > stop_after) control.request_stop("enough");
+    }
+    std::string name() const override { return "Seen"; }
+    c10::IValue state_dict() const override { return make_state({{"calls", calls}}); }
+    void load_state_dict(const c10::impl::GenericDict& state) override {
+      calls = state.at("calls").toStringRef();
+    }
+    std::string calls;
+    std::size_t stop_after = 100;
+  };
+  const TempDir dir;
+  run_ranks(2, [&](const ProcessGroup& group) {
+    auto task = numbered_task(6, 4);
+    auto options = two_epochs_in(dir.path() / "run");
+    const auto first = std::make_shared<Seen>();
+    first->stop_after = 3;
+    options.callbacks = {first};
+    fit(task, options, group);
+    ensure(first->calls == "ssve", first->calls);  // the first epoch was enough
+    const auto second = std::make_shared<Seen>();
+    options.callbacks = {second};
+    options.checkpoint.resume = "auto";
+    options.epochs = 3;
+    fit(task, options, group);
+    ensure(second->calls == "ssvessvessve", second->calls);
+  });
 }

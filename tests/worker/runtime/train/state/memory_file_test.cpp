@@ -66,7 +66,7 @@ TEST_CASE("a rank that computed wrong numbers leaves no state, but that the run 
   memory.begun = true;
   memory.file = std::make_unique<MemoryFile>(fd.get());
   for (const std::int64_t step : {1, 2})
-    memory.keep({.model = train::make_state(), .optimizer = train::make_state(), .step = step});
+    memory.snapshot({.model = train::make_state(), .optimizer = train::make_state(), .step = step});
   memory.state.emplace();
   REQUIRE(memory.file->heads().size() == 2);
   memory.drop_states();

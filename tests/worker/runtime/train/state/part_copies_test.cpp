@@ -1,4 +1,4 @@
-#include <ddprun/train/state/part_copies.h>
+#include <ddprun/train/state/memory_file.h>
 
 #include <sys/mman.h>
 
@@ -50,7 +50,7 @@ TEST_CASE("parts are kept without copies once a connection for these is lost", "
     group.barrier();
     if (group.rank() == 0) memory.copying->abort();
     for (const std::int64_t step : {1, 2}) {
-      memory.keep_part({.step = step}, group);
+      memory.snapshot_part({.step = step}, group);
       memory.wait();
       CHECK(memory.ready());
       group.barrier();
