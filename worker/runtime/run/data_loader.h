@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/data/prefetcher.h>
 #include <ddprun/run/context.h>
 #include <ddprun/run/device_batches.h>
