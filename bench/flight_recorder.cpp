@@ -14,7 +14,7 @@
 #include <ddprun/ddp/nan_check.h>
 #include <ddprun/flight/flight_recorder.h>
 #include "tests/support/run_ranks.h"
-#include "worker/models/mnist_cnn.h"
+#include "worker/models/classifiers.h"
 
 using namespace ddprun;
 using Clock = std::chrono::steady_clock;

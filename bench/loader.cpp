@@ -16,10 +16,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/worker_env.h>
-#include <ddprun/data/cifar10_dataset.h>
-#include <ddprun/data/distributed_sampler.h>
-#include <ddprun/data/find_dataset.h>
-#include <ddprun/data/idx_dataset.h>
+#include <ddprun/data/dataset.h>
+#include <ddprun/data/dataset_files.h>
 #include <ddprun/data/loader.h>
 
 using namespace ddprun;

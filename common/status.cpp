@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include <ddprun/common/files.h>
-#include <ddprun/common/json_file.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun {
 namespace {

@@ -5,6 +5,10 @@
 #include <cstdarg>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun {
 
@@ -251,6 +255,20 @@ std::vector<std::string> first_and_last(std::vector<std::string> lines, std::siz
   return lines;
 }
 
+std::string in_columns(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths(rows[0].size());
+  for (const auto& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i)
+      line += one_line(row[i]) + std::string(widths[i] + 2 - row[i].size(), ' ');
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
 std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
   std::vector<std::string> lines;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -264,6 +282,31 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
     }
   }
   return lines;
+}
+
+using nlohmann::json;
+
+json parse_shallow_json(std::string_view text, int most_levels) {
+  const auto check_depth = [&](int depth, json::parse_event_t, json&) {
+    if (depth >= most_levels)
+      throw std::invalid_argument("is nested deeper than " + std::to_string(most_levels) + " levels");
+    return true;
+  };
+  auto root = json::parse(text.begin(), text.end(), check_depth, /*allow_exceptions=*/false);
+  if (root.is_discarded()) throw std::invalid_argument("is not JSON");
+  return root;
+}
+
+json read_json(const std::filesystem::path& path, const char* expected) {
+  return parse_json(read_file(path, kMostJsonBytes), path, expected);
+}
+
+json parse_json(const std::string& text, const std::filesystem::path& path, const char* expected) {
+  try {
+    return parse_shallow_json(text);
+  } catch (const std::invalid_argument& error) {
+    throw IoError(path, std::string(error.what()) + ", expected " + expected);
+  }
 }
 
 }  // namespace ddprun

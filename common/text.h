@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <filesystem>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -107,7 +109,26 @@ std::string shortened(const std::string& line, std::size_t max_bytes);
 /// The first and last of many lines, with "... (N lines left out)" in between.
 std::vector<std::string> first_and_last(std::vector<std::string> lines, std::size_t first, std::size_t last);
 
+/// Rows as lines of left-aligned columns, two blanks apart. Each row has as many cells as the first.
+std::string in_columns(const std::vector<std::vector<std::string>>& rows);
+
 /// The text in lines of at most width columns, broken at spaces. A longer word gets its own line.
 std::vector<std::string> wrapped(const std::string& text, std::size_t width);
+
+/// Parses untrusted JSON. Limits the depth, since reading, printing and freeing a value recurse.
+///
+/// throws  std::invalid_argument: "is not JSON", "is nested deeper than 32 levels"
+nlohmann::json parse_shallow_json(std::string_view text, int most_levels = 32);
+
+/// Parses an untrusted file of at most kMostJsonBytes and 32 levels.
+///
+/// expected  what the file should be, for the message: "the config.json of a SamModel"
+/// throws    IoError naming path
+nlohmann::json read_json(const std::filesystem::path& path, const char* expected);
+
+/// The same for text. path: the file to name in errors
+nlohmann::json parse_json(const std::string& text, const std::filesystem::path& path, const char* expected);
+
+inline constexpr std::size_t kMostJsonBytes = 16 << 20;
 
 }  // namespace ddprun

@@ -4,12 +4,10 @@
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
-#include <ddprun/common/heartbeat.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/data/dataset.h>
-#include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/data/prefetcher.h>
 #include <ddprun/ddp/comm_hooks.h>
@@ -48,9 +46,8 @@
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/metrics.h>
-#include <ddprun/train/optim/clip_gradients.h>
 #include <ddprun/train/optim/ema.h>
-#include <ddprun/train/optim/grad_scaler.h>
+#include <ddprun/train/optim/gradients.h>
 #include <ddprun/train/optim/lr_schedule.h>
 #include <ddprun/train/optim/observed_optimizer.h>
 #include <ddprun/train/optim/optimizer.h>

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 #include "launcher/events/job_clock.h"
 #include "launcher/events/writer_thread.h"

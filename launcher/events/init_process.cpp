@@ -8,7 +8,7 @@
 #include <csignal>
 #include <system_error>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 
 namespace ddprun::launcher {
 namespace {

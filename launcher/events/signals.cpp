@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 
 namespace ddprun::launcher {
 namespace {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <ddprun/common/error_file.h>
-#include <ddprun/common/exit_status.h>
 #include "launcher/status/stragglers.h"
 
 namespace ddprun::launcher {

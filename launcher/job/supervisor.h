@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include "launcher/cli/options.h"
 
 namespace ddprun::launcher {

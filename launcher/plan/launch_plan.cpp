@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
-#include <ddprun/common/exit_status.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/host/gpu_list.h"

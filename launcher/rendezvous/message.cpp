@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/json_file.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::launcher {

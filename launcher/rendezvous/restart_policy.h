@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include "launcher/events/signals.h"
 
 namespace ddprun::launcher {

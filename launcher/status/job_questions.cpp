@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include <ddprun/common/json_file.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {

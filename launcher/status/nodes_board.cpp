@@ -4,8 +4,8 @@
 #include <exception>
 #include <utility>
 
-#include <ddprun/common/json_file.h>
 #include <ddprun/common/status.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {

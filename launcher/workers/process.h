@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 #include "launcher/host/cpu_map.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/common/round_notice.h>
+#include <ddprun/common/recovery.h>
 
 namespace ddprun::launcher {
 

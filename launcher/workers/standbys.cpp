@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/common/standby.h>
+#include <ddprun/common/recovery.h>
 #include "launcher/host/cpu_map.h"
 #include "launcher/workers/job_processes.h"
 

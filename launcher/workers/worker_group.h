@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 #include "launcher/events/events_json.h"
 #include "launcher/events/job_events.h"

@@ -54,7 +54,7 @@ PAGES = {
                                       "ddp::FullyShardedDataParallel& fsdp", ""),
     "docs/training/data.md": (f"{PARTS}; std::string folder; std::uint64_t seed; data::ImageTransform augmented; data::ImageTransform plain; "
                               "const data::Subset& train; data::DistributedSampler& sampler",
-                              "#include <ddprun/data/cifar10_dataset.h>\n#include <ddprun/data/image_dataset.h>\n#include <ddprun/data/subset.h>"),
+                              "#include <ddprun/data/dataset_files.h>\n#include <ddprun/data/image_dataset.h>\n#include <ddprun/data/dataset.h>"),
     "docs/training/sam_model.md": ("torch::Tensor pixel_values; torch::Tensor points; torch::Tensor labels", '#include "worker/sam/sam_model.h"'),
     **{f"docs/training/{page}.md": (f"{PARTS}; std::int64_t count", "")
        for page in ("learning_rate", "losses_and_metrics", "optimizers", "precision")},

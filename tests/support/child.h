@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 
 namespace ddprun {

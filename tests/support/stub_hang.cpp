@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include <ddprun/common/heartbeat.h>
+#include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::test {

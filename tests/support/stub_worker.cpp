@@ -29,10 +29,8 @@
 #include <vector>
 
 #include <ddprun/common/error_file.h>
-#include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/round_notice.h>
-#include <ddprun/common/standby.h>
+#include <ddprun/common/recovery.h>
 #include "tests/support/hex.h"
 #include "tests/support/stub_hang.h"
 #include "tests/support/stub_meet.h"

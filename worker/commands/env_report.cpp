@@ -1,4 +1,4 @@
-#include "worker/commands/env_report.h"
+#include "worker/commands/commands.h"
 
 #include <torch/headeronly/version.h>
 #include <unistd.h>
@@ -21,7 +21,6 @@
 #include <ddprun/group/local_address.h>
 #include <ddprun/group/store.h>
 #include <ddprun/run/run_worker.h>
-#include "worker/commands/commands.h"
 #include "worker/config/config.h"
 
 namespace ddprun::worker {
@@ -116,8 +115,7 @@ void check_places(EnvReport& report, const ddp::ProcessGroup::Options& options) 
 }
 
 void show_libraries(EnvReport& report, const ddp::RankDevice& device, const ddp::CudaDriver& driver) {
-  const std::string cuda =
-      std::to_string(driver.version / 1000) + "." + std::to_string(driver.version % 1000 / 10);
+  const std::string cuda = c10::str(driver.version / 1000, ".", driver.version % 1000 / 10);
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"ddprun", DDPRUN_VERSION},
            {"torch", TORCH_VERSION},
@@ -152,21 +150,6 @@ void compare(std::vector<RankRow>& ranks) {
     if (rank.cells.back() != ranks[0].cells.back())
       rank.problems.push_back("torch: expected " + ranks[0].cells.back() + " as on rank 0, got " +
                               rank.cells.back());
-  }
-}
-
-void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
-  std::vector<std::vector<std::string>> rows = {kRankColumns};
-  for (const auto& rank : ranks) rows.push_back(rank.cells);
-  for (const auto& row : rows) {
-    out << " ";
-    for (std::size_t column = 0; column < row.size(); ++column) {
-      std::size_t width = 0;
-      for (const auto& other : rows) width = std::max(width, other[column].size());
-      const bool is_last = column + 1 == row.size();
-      out << ' ' << std::left << std::setw(is_last ? 0 : static_cast<int>(width) + 1) << row[column];
-    }
-    out << '\n';
   }
 }
 
@@ -211,8 +194,10 @@ std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) 
     if (section != line.section) out << (section = line.section) << '\n';
     out << "  " << std::left << std::setw(30) << line.name << line.value << '\n';
   }
-  out << "ranks\n";
-  write_table(out, ranks);
+  std::vector<std::vector<std::string>> rows = {kRankColumns};
+  for (const auto& rank : ranks) rows.push_back(rank.cells);
+  for (auto& row : rows) row[0].insert(0, "  ");
+  out << "ranks\n" << in_columns(rows);
   std::vector<std::string> wrong = report.problems;
   if (ranks.size() > 1) {
     wrong.clear();

@@ -18,7 +18,7 @@
 #include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/shard_index.h>
 #include "worker/commands/commands.h"
-#include "worker/config/run_folder.h"
+#include "worker/config/config.h"
 
 namespace ddprun::worker {
 namespace {
@@ -79,19 +79,6 @@ std::string size_text(std::uintmax_t bytes) {
   return formatted("%.1f GiB", size / kKiB / kKiB / kKiB);
 }
 
-/// Left-aligned columns.
-void print_table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths(rows[0].size());
-  for (const auto& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i)
-      line += one_line(row[i]) + std::string(widths[i] + 2 - row[i].size(), ' ');
-    std::cout << line.substr(0, line.find_last_not_of(' ') + 1) << "\n";
-  }
-}
-
 bool is_run(const fs::path& folder) {
   std::error_code error;
   return fs::exists(folder / "run.json", error) || fs::exists(folder / "metrics.csv", error);
@@ -122,7 +109,7 @@ void list_runs(const fs::path& folder) {
     } catch (const IoError& unreadable) {
       log_warning(unreadable.what());
     }
-  print_table(rows);
+  std::cout << in_columns(rows);
 }
 
 /// The states in one run's folder.
@@ -147,7 +134,7 @@ void list_states(const fs::path& path) {
                     score == best.scores.end() ? "-" : formatted("%.4g", score->second),
                     known ? size_text(size_of(state.path) + shards) : "damaged"});
   }
-  print_table(rows);
+  std::cout << in_columns(rows);
 }
 
 /// What a pruned run keeps.

@@ -6,11 +6,15 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <ddprun/common/settings/setting.h>
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/model/task.h>
+#include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::worker {
 
@@ -85,14 +89,90 @@ inline const settings::Range kSeconds{0, 1e9, true, "seconds above 0"};
 /// the fastest algorithm. Call it before the first use of a GPU.
 void make_deterministic();
 
-/// throws UsageError for settings that do not work with the loss scaling of 16-mixed, on a GPU
-void check_precision(const Config& config, at::Device device);
-
 /// On a CPU, changes 16-mixed to bf16-mixed, as Lightning does, and logs it on rank 0: float16 is slow there,
 /// if it works at all.
+/// throws UsageError for settings that do not work with the loss scaling of 16-mixed, on a GPU
 void settle_precision(Config& config, at::Device device, int rank);
 
-/// throws  UsageError for --backend=nccl on a CPU; ranks that share a GPU see it when they meet
-void check_backend(const Config& config, at::Device device);
+/// Whether the device will be the CPU. Then tasks can be loaded before it is chosen; else LibTorch, which
+/// looks for CUDA only once, could decide that there is none.
+bool is_for_cpu(const Config& config);
+
+/// Chooses this rank's device and makes precision and backend fit. Call it early.
+/// throws  UsageError for settings that the device does not allow, such as --backend=nccl on a CPU
+at::Device set_up_device(Config& config, const WorkerEnv& env);
+
+/// A task as known to the program.
+struct TaskEntry {
+  std::string name;
+  std::string description;  ///< one line, for the help
+  std::string footer;       ///< for the task's own help
+  /// Settings given without a flag, and their names in the help.
+  std::vector<std::pair<std::string, std::string>> positionals = {};
+  bool leaves_unused = false;  ///< no step uses some of the model's parameters
+  /// Sets the task's defaults, which may depend on other settings.
+  void (*set_defaults)(Config&);
+  train::Task (*make)(const Config&);
+};
+
+/// A command of the program, apart from the tasks.
+struct CommandEntry {
+  std::string name;
+  std::string usage;  ///< its arguments, for the help
+  std::string description;
+  int (*run)(int argc, char** argv);  ///< argv[0] is the command's name
+};
+
+/// Parses the worker's command line and the file that its --config names. --help, --version and
+/// --print-config print to stdout and end the program with 0.
+///
+/// commands  for help and messages
+/// throws    UsageError: one line that names the flag, or the file's line, what was expected and what was
+/// got;
+///           IoError for a file that cannot be read
+Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks,
+                    const std::vector<CommandEntry>& commands);
+
+/// Drops defaults that contradict stated settings. throws  UsageError for settings that exclude each other
+void settle(Config& config, const TaskEntry& task);
+
+/// The settings in the checkpoint that --resume names, as to_json(); empty if there is none.
+/// throws  IoError for a file that is no checkpoint
+std::string config_of_checkpoint(const Config& config);
+
+/// The settings that apply to a run that resumes.
+struct ResumedConfig {
+  Config config;
+  Config before;        ///< the one that made the checkpoint
+  std::string changes;  ///< "--lr 0.1 replaces the checkpoint's 0.01", ...; empty: none
+};
+
+/// The one rule: each setting is as stated on the command line or in --config, else as in the checkpoint. How
+/// long to train (--epochs, --max-steps, --max-time) and on what (--device, --backend, --timeout) is this
+/// run's own.
+///
+/// checkpoint_json  config_of_checkpoint()
+/// throws  UsageError for another optimizer, or settings that exclude each other
+ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json, const TaskEntry& task);
+
+/// Makes and locks the run folder, with checkpoints/ (rank 0 only). An empty path stands for
+/// runs/<task>-<UTC time>.
+///
+/// returns  the folder
+/// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
+std::filesystem::path make_run_folder(const Config& config);
+
+/// Removes the folder if it holds only what every run writes before its first step.
+void remove_unused_run_folder(const std::filesystem::path& folder);
+
+/// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
+void lock_run_folder(const std::filesystem::path& folder);
+
+/// The files that write_run_files() writes.
+std::vector<std::string> run_file_names();
+
+/// Writes config.toml, and environment.json: versions, host, ranks, device, threads (rank 0 only). A full
+/// disk is only a warning.
+void write_run_files(train::RunFolder& folder, const Config& config, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::worker

@@ -1,4 +1,4 @@
-#include "worker/config/run_folder.h"
+#include "worker/config/config.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -118,8 +118,7 @@ std::vector<std::string> run_file_names() { return {"config.toml", "environment.
 
 void write_run_files(train::RunFolder& folder, const Config& config, const ddp::ProcessGroup& group) {
   const auto& [run, branch] = folder.identity();
-  write_text(folder, "config.toml",
-             "# run " + run + ", branch " + std::to_string(branch) + "\n" + to_toml(config));
+  write_text(folder, "config.toml", c10::str("# run ", run, ", branch ", branch, "\n", to_toml(config)));
   const char* omp = std::getenv("OMP_NUM_THREADS");
   nlohmann::ordered_json json = {{"date", utc_text(std::time(nullptr), "%Y-%m-%d %H:%M UTC")},
                                  {"command", own_command_line()},

@@ -17,7 +17,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/json_file.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/safetensors.h>
 #include "worker/sam/data/sam_processor.h"
 #include "worker/tasks/registry.h"

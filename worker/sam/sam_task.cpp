@@ -8,7 +8,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/find_dataset.h>
+#include <ddprun/data/dataset_files.h>
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/dice_loss.h"

@@ -1,16 +1,51 @@
 #include "worker/tasks/registry.h"
 
-#include <cstdio>
+#include <algorithm>
+#include <cstdint>
 #include <numeric>
-#include <sstream>
 #include <stdexcept>
+#include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/subset.h>
+#include <ddprun/common/recovery.h>
+#include <ddprun/common/text.h>
+#include <ddprun/data/dataset.h>
+#include <ddprun/train/optim/precision.h>
 
 namespace ddprun::worker {
+namespace {
+
+/// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is
+/// mapped.
+void rehearse(const train::Task& task, Config config) {
+  settle_precision(config, at::kCPU, /*rank=*/-1);
+  const train::TrainerOptions& options = config.train;
+  auto& module = *task.module;
+  const bool without_weights = module.parameters().empty() || module.parameters()[0].is_meta();
+  if (without_weights || !config.sam.embedding_cache.empty())
+    return;  // the cache belongs to the run's weights
+  std::vector<torch::Tensor> before;
+  for (const auto& buffer : module.buffers()) before.push_back(buffer.clone());
+  const auto restore = c10::make_scope_exit([&] {
+    module.zero_grad();
+    const torch::NoGradGuard no_grad;
+    const auto buffers = module.buffers();
+    for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(before[i]);
+  });
+  std::vector<std::int64_t> examples(
+      static_cast<std::size_t>(std::min(options.batch_size, task.train_set->size())));
+  std::iota(examples.begin(), examples.end(), 0);
+  module.train();
+  const train::AutocastScope precision(options.precision.precision, c10::DeviceType::CPU);
+  const auto result = task.compute_loss(task.train_set->get_epoch_batch(examples, 0));
+  result.losses.mean().backward();
+}
+
+}  // namespace
 
 const std::vector<TaskEntry>& all_tasks() {
   static const std::vector<TaskEntry> tasks = {mnist_task(), toy_task(), linear_task(), cifar10_task(),
@@ -31,12 +66,43 @@ train::Task make_task(const Config& config) {
   return task;
 }
 
+void LoadedTask::load(Config config) {
+  if (is_for_cpu(config)) settle_precision(config, at::kCPU, /*rank=*/-1);
+  if (task && made_of_ == to_json(config)) return;
+  task.reset();
+  torch::manual_seed(config.train.seed);  // the same initial weights on every rank
+  task = make_task(config);
+  made_of_ = to_json(config);
+}
+
+/// Before it is known which settings hold: those of a checkpoint may replace them.
+void LoadedTask::load_early(const Config& config) {
+  try {
+    load(config);
+  } catch (const std::exception&) {
+    if (config.train.checkpoint.resume.empty()) throw;
+  }
+}
+
+void LoadedTask::load_and_stand_by(const Config& config) {
+  if (stands_by() && is_for_cpu(config)) {
+    load_early(config);
+    if (!has_order() && task) try {
+        rehearse(*task, config);
+      } catch (const std::exception&) {  // the training's own first step will report it
+      }
+  }
+  stand_by();
+}
+
+void LoadedTask::load_in_background(const Config& config) {
+  if (loading_.valid() || task) return;
+  loading_ = std::async(std::launch::async, [this, config] { load_early(config); });
+}
+
 std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress) {
-  char line[128];
-  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f", static_cast<long long>(epoch),
-                static_cast<long long>(progress.samples_done), static_cast<long long>(progress.samples_total),
-                progress.loss);
-  return line;
+  return formatted("Epoch %ld [%ld/%ld]\ttrain_loss: %.4f", epoch, progress.samples_done,
+                   progress.samples_total, progress.loss);
 }
 
 void init_weights(torch::nn::Module& model, const Config& config) {
@@ -68,10 +134,8 @@ SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
         std::make_shared<data::Subset>(whole, data::first(std::move(split.train), options.limit_train)),
         std::make_shared<data::Subset>(plain, data::first(std::move(split.validation), options.limit_val))};
   } catch (const std::invalid_argument&) {
-    std::ostringstream message;
-    message << "--val-split " << options.val_split << ": expected two examples or more, one a part, got "
-            << whole->size();
-    throw UsageError(message.str());
+    throw UsageError(formatted("--val-split %g: expected two examples or more, one a part, got %ld",
+                               options.val_split, whole->size()));
   }
 }
 

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <filesystem>
+#include <future>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <ddprun/sharding/meta_device.h>
 #include <ddprun/train/state/state_dict_file.h>
-#include "worker/config/task_entry.h"
+#include "worker/config/config.h"
 
 namespace torch::nn {
 class Module;
@@ -19,11 +22,33 @@ const std::vector<TaskEntry>& all_tasks();
 /// throws  UsageError for an unknown task
 const TaskEntry& entry_of(const std::string& task);
 
-/// Makes the configured task: its model, initialised from the seed, and its data, read and checked.
+/// The configured task: its model, initialised from the seed, and its data, read and checked.
 /// throws  UsageError for an unknown task or data set, IoError for data and weights
 train::Task make_task(const Config& config);
 
-// One file per task.
+/// This process's task, kept from round to round of the job.
+struct LoadedTask {
+  std::optional<train::Task> task;
+  bool used = false;  ///< it may have been trained since it was made
+
+  /// Makes the task, unless it has been made of these settings.
+  void load(Config config);
+  /// Before anything needs a GPU; under ddprun --standby, waits until this process is needed, having done a
+  /// step.
+  void load_and_stand_by(const Config& config);
+  /// The others wait for a process that replaces a lost rank, so it loads while it connects.
+  void load_in_background(const Config& config);
+  void finish_loading() {
+    if (loading_.valid()) loading_.get();
+  }
+
+ private:
+  void load_early(const Config& config);
+
+  std::string made_of_;  // the settings, as JSON
+  std::future<void> loading_;
+};
+
 TaskEntry mnist_task();
 TaskEntry toy_task();
 TaskEntry linear_task();

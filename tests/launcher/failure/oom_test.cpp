@@ -10,7 +10,7 @@
 #include <cstring>
 #include <fstream>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 

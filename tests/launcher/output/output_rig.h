@@ -19,7 +19,7 @@
 #include <string>
 #include <thread>
 
-#include <ddprun/common/exit_status.h>
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include "launcher/output/attempt_output.h"

@@ -1,4 +1,4 @@
-#include "worker/commands/env_report.h"
+#include "worker/commands/commands.h"
 
 #include <map>
 #include <memory>

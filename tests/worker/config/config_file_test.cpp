@@ -8,7 +8,6 @@
 #include "tests/support/run_ranks.h"
 #include "tests/worker/config/parse_words.h"
 #include "worker/config/config.h"
-#include "worker/config/run_folder.h"
 #include "worker/tasks/registry.h"
 
 using namespace ddprun;

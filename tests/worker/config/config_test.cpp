@@ -16,7 +16,6 @@
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/worker/config/parse_words.h"
-#include "worker/config/run_folder.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;

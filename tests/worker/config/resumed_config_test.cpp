@@ -1,5 +1,5 @@
 // Which settings hold when a run resumes: one rule for all.
-#include "worker/config/resumed_config.h"
+#include "worker/config/config.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

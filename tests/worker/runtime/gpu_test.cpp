@@ -10,8 +10,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/data/loader.h>
-#include <ddprun/data/tensor_dataset.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>

@@ -13,9 +13,8 @@
 #include <ddprun/group/spawn.h>
 #include <ddprun/group/step_graph.h>
 #include <ddprun/train/model/metrics.h>
-#include <ddprun/train/optim/clip_gradients.h>
 #include <ddprun/train/optim/ema.h>
-#include <ddprun/train/optim/grad_scaler.h>
+#include <ddprun/train/optim/gradients.h>
 #include <ddprun/train/optim/optimizer.h>
 #include <ddprun/train/optim/precision.h>
 #include "tests/support/catch.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include <ddprun/data/random.h>
+#include <ddprun/data/dataset.h>
 
 namespace ddprun::data {
 namespace {
@@ -114,9 +114,8 @@ ImageDataset::ImageDataset(Images images, ImageTransform transform)
       !labels.is_contiguous())
     throw std::invalid_argument("ImageDataset: expected labels as int64 [N], one an image");
   if (pixels.size(1) != transform_.channels())
-    throw std::invalid_argument("ImageDataset: expected a mean for each of " +
-                                std::to_string(pixels.size(1)) + " channels, got " +
-                                std::to_string(transform_.channels()));
+    throw std::invalid_argument(c10::str("ImageDataset: expected a mean for each of ", pixels.size(1),
+                                         " channels, got ", transform_.channels()));
 }
 
 template <typename Augment>

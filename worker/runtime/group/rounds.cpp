@@ -18,8 +18,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/common/round_notice.h>
-#include <ddprun/common/standby.h>
+#include <ddprun/common/recovery.h>
 #include <ddprun/flight/recording_backend.h>
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/backends.h>

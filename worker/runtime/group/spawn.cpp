@@ -24,8 +24,8 @@
 #include <system_error>
 #include <vector>
 
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
-#include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/held_port.h>
 

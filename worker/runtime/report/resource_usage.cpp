@@ -14,7 +14,7 @@
 #include <stdexcept>
 
 #include <ddprun/common/nvml_library.h>
-#include <ddprun/common/standby.h>
+#include <ddprun/common/recovery.h>
 
 namespace ddprun::report {
 namespace {

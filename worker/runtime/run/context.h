@@ -9,7 +9,7 @@
 #include <sstream>
 #include <vector>
 
-#include <ddprun/common/heartbeat.h>
+#include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/group/process_group.h>
 

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <ddprun/data/dataset.h>
 #include <ddprun/data/device_copy.h>
-#include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/prefetcher.h>
 #include <ddprun/ddp/output_tensors.h>
 #include <ddprun/run/context.h>

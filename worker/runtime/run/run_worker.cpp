@@ -17,7 +17,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/standby.h>
+#include <ddprun/common/recovery.h>
 #include <ddprun/common/text.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/signal_thread.h>

@@ -2,10 +2,17 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include <ddprun/common/files.h>
 
 namespace ddprun::serialize {
 
@@ -46,5 +53,41 @@ c10::IValue portable_value(const c10::IValue& value);
 ///
 /// memory  holds the copy's tensors; they are valid until memory.start_over()
 c10::IValue snapshot(const c10::IValue& value, SnapshotMemory& memory);
+
+/// What files call an element type; empty where a format has no name for it.
+struct DtypeNames {
+  std::string_view storage;      ///< Python's older, typed storages: "torch.FloatStorage"
+  std::string_view dtype;        ///< "torch.float32"
+  std::string_view safetensors;  ///< "F32"
+  c10::ScalarType type;
+};
+DtypeNames names_of(c10::ScalarType dtype);
+
+/// The element type with this name; nullopt if none. "torch.storage.UntypedStorage" holds bytes.
+///
+/// kind  which of the names, such as &DtypeNames::dtype
+std::optional<c10::ScalarType> dtype_named(std::string_view name, std::string_view DtypeNames::*kind);
+
+/// What is wrong with these bools, nullopt if nothing: bytes other than 0 and 1 are undefined behaviour.
+std::optional<std::string> bad_bools(const void* bytes, std::size_t count);
+
+/// A new file to append to. Remembers its first error instead of throwing it, because PyTorchStreamWriter's
+/// destructor keeps writing and an exception there would end the program.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::filesystem::path& path);
+
+  /// Always returns count.
+  std::size_t append(const void* bytes, std::size_t count);
+
+  /// Waits until everything is on disk and drops it from the page cache, so that readers read the disk.
+  void settle();
+
+  int error() const { return error_; }  ///< errno; 0: none
+
+ private:
+  UniqueFd fd_;
+  int error_;
+};
 
 }  // namespace ddprun::serialize

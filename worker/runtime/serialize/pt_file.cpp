@@ -1,5 +1,7 @@
 #include <ddprun/serialize/pt_file.h>
 
+#include <zip.h>
+
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -8,21 +10,23 @@
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
-#include <ddprun/serialize/element_types.h>
-#include <ddprun/serialize/output_file.h>
+#include <ddprun/serialize/portable_value.h>
 #include <ddprun/serialize/unpickler.h>
-#include <ddprun/serialize/zip_records.h>
 
 namespace ddprun::serialize {
 namespace {
@@ -30,10 +34,129 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr std::uint64_t kMaxPickle = std::uint64_t{256} << 20;
+constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
 
 // The start of a file that torch.save wrote before 1.6, or with _use_new_zipfile_serialization=False.
 constexpr auto kLegacyMagic = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv;
 constexpr auto kLegacyVersion = "\x80\x02M\xe9\x03."sv;  // 1001
+
+std::string zip_problem(int code) {
+  zip_error error;
+  zip_error_init_with_code(&error, code);
+  std::string text = zip_error_strerror(&error);
+  zip_error_fini(&error);
+  return text;
+}
+
+/// The records of a zip archive as written by torch.save: uncompressed, in a single folder, each verified by
+/// CRC-32 when read. All functions throw IoError naming the archive.
+class ZipRecords {
+ public:
+  explicit ZipRecords(const std::filesystem::path& path) : path_(path) {
+    int code = 0;
+    errno = 0;
+    archive_.reset(zip_open(path.c_str(), ZIP_RDONLY | ZIP_CHECKCONS, &code));
+    if (archive_ == nullptr && (code == ZIP_ER_OPEN || code == ZIP_ER_READ || code == ZIP_ER_NOENT))
+      throw IoError(path, "cannot read", errno);
+    if (archive_ == nullptr) fail(zip_problem(code));
+    list_records();
+  }
+
+  /// name  without the folder: "data.pkl"
+  bool has(const std::string& name) const { return records_.contains(name); }
+  std::uint64_t size(const std::string& name) { return record(name).size; }
+
+  /// size(name) bytes
+  void read(const std::string& name, void* bytes) {
+    read_record(name, record(name), [&](std::uint64_t at) { return static_cast<char*>(bytes) + at; });
+  }
+
+  std::string read(const std::string& name) {
+    std::string bytes(size(name), '\0');
+    read(name, bytes.data());
+    return bytes;
+  }
+
+  /// Reads the remaining records to verify their CRC-32.
+  void verify_unread() {
+    std::vector<char> scratch(kChunk);
+    for (auto& [name, record] : records_)
+      if (!record.verified) read_record(name, record, [&](std::uint64_t) { return scratch.data(); });
+  }
+
+ private:
+  struct Close {
+    void operator()(zip* archive) const { zip_discard(archive); }
+    void operator()(zip_file* file) const { zip_fclose(file); }
+  };
+  struct Record {
+    std::uint64_t index;
+    std::uint64_t size;
+    bool verified = false;
+  };
+
+  [[noreturn]] void fail(const std::string& message) const {
+    throw IoError(path_, "damaged, expected the intact zip archive that torch.save writes: " + message);
+  }
+
+  void list_records() {
+    std::error_code error;
+    // Records are uncompressed and do not overlap, so memory for them stays within the file's size.
+    auto left = static_cast<std::uint64_t>(std::filesystem::file_size(path_, error));
+    if (error) throw IoError(path_, "cannot stat", error.value());
+    std::string folder;
+    const auto count = static_cast<std::uint64_t>(zip_get_num_entries(archive_.get(), 0));
+    for (std::uint64_t index = 0; index < count; ++index) {
+      zip_stat_t info;
+      zip_stat_init(&info);
+      constexpr auto kNeeded =
+          ZIP_STAT_NAME | ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_CRC | ZIP_STAT_COMP_METHOD;
+      if (zip_stat_index(archive_.get(), index, ZIP_FL_ENC_RAW, &info) != 0 ||
+          (info.valid & kNeeded) != kNeeded)
+        fail("no description of record " + std::to_string(index));
+      const std::string path = info.name;
+      if (info.comp_method != ZIP_CM_STORE || info.comp_size != info.size)
+        fail("record " + in_quotes(path) + " is compressed, expected a stored one");
+      if (info.size > left) fail("record " + in_quotes(path) + " reaches beyond the file");
+      left -= info.size;
+      const auto slash = path.find('/');
+      if (index == 0 && slash != std::string::npos) folder = path.substr(0, slash + 1);
+      if (folder.empty() || !path.starts_with(folder))
+        fail("record " + in_quotes(path) + " is not in the one folder");
+      if (!records_.emplace(path.substr(folder.size()), Record{index, info.size}).second)
+        fail("two records " + in_quotes(path));
+    }
+  }
+
+  Record& record(const std::string& name) {
+    const auto found = records_.find(name);
+    if (found == records_.end()) fail("no record " + in_quotes(name));
+    return found->second;
+  }
+
+  /// Calls sink(offset) to learn where to put the next bytes, until the record's end. libzip checks the
+  /// CRC-32 when asked for more after the last byte.
+  template <typename Sink>
+  void read_record(const std::string& name, Record& record, Sink sink) {
+    const std::unique_ptr<zip_file, Close> file(zip_fopen_index(archive_.get(), record.index, 0));
+    if (file == nullptr) fail("record " + in_quotes(name) + ": " + zip_strerror(archive_.get()));
+    std::uint64_t at = 0;
+    char beyond = 0;
+    for (;;) {
+      const auto wanted = std::min(kChunk, record.size - at);
+      const auto count = zip_fread(file.get(), wanted > 0 ? sink(at) : &beyond, wanted > 0 ? wanted : 1);
+      if (count < 0) fail("record " + in_quotes(name) + ": " + zip_file_strerror(file.get()));
+      if (count == 0 && wanted == 0) break;
+      if (count == 0 || wanted == 0) fail("record " + in_quotes(name) + " has another size than it says");
+      at += static_cast<std::uint64_t>(count);
+    }
+    record.verified = true;
+  }
+
+  std::filesystem::path path_;
+  std::unique_ptr<zip, Close> archive_;
+  std::map<std::string, Record> records_;
+};
 
 struct Pickle {
   std::string bytes;
@@ -99,9 +222,8 @@ class Storages {
     const auto found = records_.size(name);
     const auto bytes = byte_size(wanted);
     if (!bytes || static_cast<std::uint64_t>(*bytes) != found)
-      throw UnpickleError("record " + in_quotes(name) + " has " + std::to_string(found) +
-                          " bytes, expected " + std::to_string(wanted.numel) + " elements of " +
-                          std::to_string(c10::elementSize(wanted.dtype)));
+      throw UnpickleError(c10::str("record ", in_quotes(name), " has ", found, " bytes, expected ",
+                                   wanted.numel, " elements of ", c10::elementSize(wanted.dtype)));
     auto& opened = opened_[name];
     if (!opened.bytes.defined()) opened.bytes = at::empty({*bytes}, at::kByte);
     opened.is_bool = opened.is_bool || wanted.dtype == at::kBool;
@@ -258,8 +380,7 @@ c10::IValue read_legacy_pt(const std::filesystem::path& path) {
     storages.fill(key.toStringRef(), bytes);
   }
   storages.check_all_filled();
-  if (!bytes.empty())
-    throw UnpickleError(std::to_string(bytes.size()) + " bytes follow what the file should hold");
+  if (!bytes.empty()) throw UnpickleError(c10::str(bytes.size(), " bytes follow what the file should hold"));
   return value;
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>
-
-#include <ATen/core/ivalue.h>
 
 #include <ddprun/serialize/portable_value.h>
 

@@ -16,10 +16,8 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/json_file.h>
 #include <ddprun/common/text.h>
-#include <ddprun/serialize/element_types.h>
-#include <ddprun/serialize/output_file.h>
+#include <ddprun/serialize/portable_value.h>
 
 namespace ddprun::serialize {
 namespace {
@@ -112,8 +110,7 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
   }
   const auto given = (*offsets)[1] - (*offsets)[0];
   if (overflow || given != (empty ? 0 : bytes))
-    file.fail("tensor " + in_quotes(name) + " has " + std::to_string(given) +
-              " bytes, which its shape does not");
+    file.fail(c10::str("tensor ", in_quotes(name), " has ", given, " bytes, which its shape does not"));
   return {name, *dtype, *shape, static_cast<std::uint64_t>((*offsets)[0]),
           static_cast<std::uint64_t>((*offsets)[1])};
 }
@@ -234,8 +231,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
     at = entry.end;
   }
   if (at != file.size() - data)
-    file.fail("its tensors take " + std::to_string(at) + " bytes, but " + std::to_string(file.size() - data) +
-              " follow the header");
+    file.fail(c10::str("its tensors take ", at, " bytes, but ", file.size() - data, " follow the header"));
   for (const auto& entry : entries) result.tensors.emplace_back(entry.name, read_tensor(file, data, entry));
   add_tied(result);
   return result;

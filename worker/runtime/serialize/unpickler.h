@@ -28,19 +28,21 @@ class UnpickleError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The value that a pickle describes. Interprets the opcodes that torch.save writes and calls only functions
-/// on a list: OrderedDict, Counter, set, torch.Size, torch.device, and those that rebuild dense tensors and
-/// parameters. Depth and size are limited.
+/// The value that a pickle describes, which is removed from the front of `bytes`. Interprets the opcodes that
+/// torch.save writes and calls only functions on a list: OrderedDict, Counter, set, torch.Size, torch.device,
+/// and those that rebuild dense tensors and parameters. Depth and size are limited.
 ///
-/// bytes         a pickle of protocol 2 (Python's data.pkl); bytes after its end are ignored
+/// bytes         begins with a pickle of protocol 2 (Python's data.pkl)
 /// open_storage  called for every reference to a storage
 /// returns       dict, OrderedDict and Counter as GenericDict, list and set as GenericList, tuple and Size as
 ///               Tuple, a dtype as the string "torch.float32", a device as "cuda:0"; attributes (_metadata)
 ///               and requires_grad are dropped
 /// throws        UnpickleError; what open_storage throws
-c10::IValue unpickle(std::string_view bytes, const OpenStorage& open_storage);
-
-/// The same; removes the pickle from the front of `bytes`.
 c10::IValue unpickle_first(std::string_view& bytes, const OpenStorage& open_storage);
+
+/// The same; bytes after the pickle's end are ignored.
+inline c10::IValue unpickle(std::string_view bytes, const OpenStorage& open_storage) {
+  return unpickle_first(bytes, open_storage);
+}
 
 }  // namespace ddprun::serialize

@@ -11,7 +11,7 @@
 #include <string>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/random.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/image/read_image.h>
 
 namespace ddprun::sam {

@@ -7,7 +7,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/json_file.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::sam {
 

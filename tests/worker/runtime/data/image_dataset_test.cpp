@@ -7,9 +7,9 @@
 
 #include <torch/types.h>
 
+#include <ddprun/data/dataset.h>
 #include <ddprun/data/image_dataset.h>
 #include <ddprun/data/loader.h>
-#include <ddprun/data/subset.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 

@@ -11,7 +11,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/run_ranks.h"
-#include "worker/models/mnist_cnn.h"
+#include "worker/models/classifiers.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;

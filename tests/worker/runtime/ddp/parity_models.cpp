@@ -7,8 +7,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "worker/models/mnist_cnn.h"
-#include "worker/models/resnet.h"
+#include "worker/models/classifiers.h"
 
 namespace ddprun::test {
 namespace {

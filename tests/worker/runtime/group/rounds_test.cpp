@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include <ddprun/common/files.h>
-#include <ddprun/common/round_notice.h>
+#include <ddprun/common/recovery.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"

@@ -8,7 +8,7 @@
 #include <ctime>
 #include <string>
 
-#include <ddprun/common/standby.h>
+#include <ddprun/common/recovery.h>
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 

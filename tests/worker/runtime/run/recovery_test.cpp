@@ -18,7 +18,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/round_notice.h>
+#include <ddprun/common/recovery.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/lr_schedule.h>

@@ -11,7 +11,6 @@
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
-#include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 

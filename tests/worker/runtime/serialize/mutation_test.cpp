@@ -14,7 +14,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/serialize/pt_file.h>
-#include <ddprun/serialize/zip_records.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
@@ -157,12 +156,17 @@ struct Outcomes {
 
 /// A .pt file's records.
 std::map<std::string, std::string> records_of(const fs::path& path) {
-  serialize::ZipRecords zip(path);
+  caffe2::serialize::PyTorchStreamReader zip(path.string());
   std::map<std::string, std::string> records;
-  for (const char* name : {"data.pkl", "byteorder"})
-    if (zip.has(name)) records[name] = zip.read(name);
-  for (int key = 0; zip.has("data/" + std::to_string(key)); ++key)
-    records["data/" + std::to_string(key)] = zip.read("data/" + std::to_string(key));
+  const auto add = [&](const std::string& name) {
+    if (!zip.hasRecord(name)) return false;
+    const auto [data, size] = zip.getRecord(name);
+    records[name] = std::string(static_cast<const char*>(data.get()), size);
+    return true;
+  };
+  for (const char* name : {"data.pkl", "byteorder"}) add(name);
+  for (int key = 0; add("data/" + std::to_string(key)); ++key) {
+  }
   return records;
 }
 

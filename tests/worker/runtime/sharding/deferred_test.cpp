@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/tensor_dataset.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/meta_device.h>
 #include <ddprun/train/model/parallel_model.h>

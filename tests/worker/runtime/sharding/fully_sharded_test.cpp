@@ -27,7 +27,7 @@
 #include "tests/support/counted_memory.h"
 #include "tests/support/fake_gpus.h"
 #include "tests/support/run_ranks.h"
-#include "worker/models/mnist_cnn.h"
+#include "worker/models/classifiers.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/find_dataset.h>
+#include <ddprun/data/dataset_files.h>
 #include "tests/support/catch.h"
 #include "tests/worker/sam/data/segmentation_folder.h"
 

@@ -11,7 +11,7 @@
 #include <torch/utils.h>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/ddp/replica_check.h>
 #include <ddprun/group/collectives.h>

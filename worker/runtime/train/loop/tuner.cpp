@@ -14,7 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/image/line_chart.h>
 #include <ddprun/image/png.h>

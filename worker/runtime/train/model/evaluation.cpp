@@ -6,7 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <ddprun/common/text.h>
-#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/dataset.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/group/collectives.h>
 

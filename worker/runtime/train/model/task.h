@@ -12,7 +12,7 @@
 
 #include <ddprun/data/dataset.h>
 #include <ddprun/image/image.h>
-#include <ddprun/train/optim/parameter_groups.h>
+#include <ddprun/train/optim/optimizer.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace torch::nn {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/heartbeat.h>
 #include <ddprun/common/status.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/precision.h>

@@ -65,22 +65,11 @@ struct RunProgress {
   std::int64_t steps_per_epoch = 1;  ///< optimizer steps
 };
 
-/// The learning rate for world_size ranks: lr x world_size, because a step sees that many times more samples.
-/// Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1
-double scaled_lr(double lr, int world_size);
+/// The learning rate for world_size ranks: a step sees that many times more samples. Goyal et al. 2017,
+/// "Accurate, Large Minibatch SGD", section 2.1
+inline double scaled_lr(double lr, int world_size) { return lr * world_size; }
 
 class DictReader;
-
-/// What ReduceLROnPlateau remembers.
-struct PlateauMemory {
-  double best = 0;
-  std::int64_t cooldown = 0, bad_epochs = 0;
-
-  /// Whether the rates fall. throws  std::invalid_argument without a metric
-  bool observe(const LrScheduleOptions::Plateau& options, std::optional<double> metric);
-  void add_to(c10::impl::GenericDict state) const;
-  void load(const DictReader& state);
-};
 
 /// Sets an optimizer's learning rates during training: one of torch.optim.lr_scheduler's schedules, after an
 /// optional linear warm-up. Rates live only in the optimizer's groups, so changing them from outside shifts
@@ -118,8 +107,7 @@ class LrSchedule {
   /// follows from the optimizer's own first rates. Only plateau remembers more.
   ///
   /// state  the schedule's at this place, or None: for plateau's memory, and its rates times lr_ratio; for
-  /// arguments
-  ///        of Python's that no setting has (eta_min, start_factor)
+  ///        arguments of Python's that no setting has (eta_min, start_factor)
   void go_to(LrScheduleOptions options, const RunProgress& at, const c10::IValue& state = {},
              double lr_ratio = 1);
 
@@ -130,14 +118,16 @@ class LrSchedule {
   std::int64_t unit() const { return ticks_ - options_.warmup_steps; }
   void begin(const LrScheduleOptions& options);
   void advance(std::optional<double> metric);
+  bool plateau_falls(std::optional<double> metric);
   std::vector<double> read_lrs(const DictReader& state, const char* key) const;
 
   torch::optim::Optimizer* optimizer_;
   std::vector<double> first_lrs_;  ///< the optimizer's own, before any schedule changed them
   LrScheduleOptions options_;
-  std::vector<double> initial_lrs_, last_lrs_,
-      warmup_lrs_;  ///< as in PyTorch's states; the last: in the warm-up
-  PlateauMemory plateau_;
+  /// As in PyTorch's states; the last: of the warm-up.
+  std::vector<double> initial_lrs_, last_lrs_, warmup_lrs_;
+  double best_ = 0;  ///< this and the next two: what plateau remembers
+  std::int64_t cooldown_ = 0, bad_epochs_ = 0;
   std::int64_t steps_ = 0;  ///< optimizer steps
   std::int64_t ticks_ = 0;  ///< SequentialLR's last_epoch
 };

@@ -9,7 +9,7 @@
 
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
-#include <ddprun/train/optim/clip_gradients.h>
+#include <ddprun/train/optim/gradients.h>
 
 namespace ddprun::train {
 namespace {

@@ -10,10 +10,9 @@
 #include <ATen/core/ivalue.h>
 
 #include <ddprun/train/optim/ema.h>
-#include <ddprun/train/optim/grad_scaler.h>
+#include <ddprun/train/optim/gradients.h>
 #include <ddprun/train/optim/lr_schedule.h>
 #include <ddprun/train/optim/optimizer.h>
-#include <ddprun/train/optim/parameter_groups.h>
 #include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {

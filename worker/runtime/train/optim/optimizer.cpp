@@ -12,10 +12,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
+#include <ddprun/ddp/replicated_state.h>
 #include <ddprun/train/optim/observed_optimizer.h>
 
 namespace ddprun::train {
@@ -146,26 +149,39 @@ void settle_counts(Optimizer& optimizer, DeviceSteps& counts) {
   }
 }
 
-/// For Adam and AdamW, whose options and states differ only in type.
-///
+// Adam and AdamW, whose options, states and kernels differ only in type.
+template <typename Plain>
+struct AdamTypes {
+  using Options = torch::optim::AdamOptions;
+  using State = torch::optim::AdamParamState;
+  static constexpr auto kKernel = [](auto&&... arguments) { at::_fused_adam_(arguments...); };
+};
+template <>
+struct AdamTypes<torch::optim::AdamW> {
+  using Options = torch::optim::AdamWOptions;
+  using State = torch::optim::AdamWParamState;
+  static constexpr auto kKernel = [](auto&&... arguments) { at::_fused_adamw_(arguments...); };
+};
+
 /// rate    undefined: the options'
 /// counts  null: the states' steps are counted. Else the steps on the device: whether this one counts is not
 ///         known here
-template <typename Options, typename State, typename Kernel>
+template <typename Plain>
 void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate, DeviceSteps* counts,
-               const std::optional<Tensor>& held, const Kernel& kernel) {
-  const auto& options = static_cast<Options&>(group.options());
+               const std::optional<Tensor>& held) {
+  using Types = AdamTypes<Plain>;
+  const auto& o = static_cast<typename Types::Options&>(group.options());
   std::vector<Batch> batches;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
-    auto& state = state_of<State>(optimizer, parameter);
+    auto& state = state_of<typename Types::State>(optimizer, parameter);
     if (counts == nullptr) state.step(state.step() + 1);
     auto& batch = batch_for(batches, parameter, counts == nullptr ? state.step() : 0, false);
     if (counts != nullptr) batch.steps.push_back(count_of(*counts, state, parameter));
     add_parameter(batch, parameter);
     batch.first.push_back(state_tensor(state.exp_avg(), parameter));
     batch.second.push_back(state_tensor(state.exp_avg_sq(), parameter));
-    if (options.amsgrad()) batch.third.push_back(state_tensor(state.max_exp_avg_sq(), parameter));
+    if (o.amsgrad()) batch.third.push_back(state_tensor(state.max_exp_avg_sq(), parameter));
   }
   for (auto& batch : batches) {
     // Read-only, so one tensor serves all; on the device, to avoid a wait.
@@ -173,24 +189,16 @@ void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& r
       batch.steps.assign(batch.parameters.size(), step_tensor(batch.step, batch.parameters[0]));
     else
       at::_foreach_add_(batch.steps, 1);
-    rate.defined() ? kernel(batch, rate, options, held) : kernel(batch, options.lr(), options, held);
+    const auto update = [&](const auto& lr) {
+      Types::kKernel(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps,
+                     lr, std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
+                     o.amsgrad(),
+                     /*maximize=*/false, /*grad_scale=*/std::optional<Tensor>(), held);
+    };
+    rate.defined() ? update(rate) : update(o.lr());
     if (held) at::_foreach_sub_(batch.steps, Tensors(batch.steps.size(), *held));
   }
 }
-
-const auto adam_kernel = [](const Batch& batch, const auto& lr, const torch::optim::AdamOptions& o,
-                            const std::optional<Tensor>& held) {
-  at::_fused_adam_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps, lr,
-                   std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
-                   /*maximize=*/false, /*grad_scale=*/{}, held);
-};
-
-const auto adamw_kernel = [](const Batch& batch, const auto& lr, const torch::optim::AdamWOptions& o,
-                             const std::optional<Tensor>& held) {
-  at::_fused_adamw_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps,
-                    lr, std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
-                    o.amsgrad(), /*maximize=*/false, /*grad_scale=*/{}, held);
-};
 
 //   s <- rho s + (1 - rho) g^2
 //   d = g sqrt(a + eps) / sqrt(s + eps)
@@ -251,13 +259,50 @@ Tensor loss_of(const Optimizer::LossClosure& closure) {
   return closure();
 }
 
+/// Calls visit(value in the options, member of the settings, the kind's default) for each setting of the
+/// kind.
+template <typename Visit>
+void for_each_setting(torch::optim::OptimizerOptions& options, const Visit& visit) {
+  using S = OptimizerSettings;
+  const auto visit_adam = [&](auto& adam, double weight_decay) {
+    visit(adam.weight_decay(), &S::weight_decay, weight_decay);
+    visit(adam.eps(), &S::eps, 1e-8);
+    visit(std::get<0>(adam.betas()), &S::beta1, 0);
+    visit(std::get<1>(adam.betas()), &S::beta2, 0);
+    visit(adam.amsgrad(), &S::amsgrad, 0);
+  };
+  if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) {
+    visit_adam(*adam, 0);
+  } else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) {
+    visit_adam(*adamw, 0.01);
+  } else if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) {
+    visit(sgd->weight_decay(), &S::weight_decay, 0);
+    visit(sgd->momentum(), &S::momentum, 0);
+    visit(sgd->dampening(), &S::dampening, 0);
+    visit(sgd->nesterov(), &S::nesterov, 0);
+  } else if (auto* adadelta = dynamic_cast<AdadeltaOptions*>(&options)) {
+    visit(adadelta->weight_decay(), &S::weight_decay, 0);
+    visit(adadelta->rho(), &S::rho, 0);
+    visit(adadelta->eps(), &S::eps, 1e-6);
+  }
+}
+
+template <typename Value>
+Value setting_of(const OptimizerSettings& settings, Value OptimizerSettings::*member, double) {
+  return settings.*member;
+}
+double setting_of(const OptimizerSettings& settings, std::optional<double> OptimizerSettings::*member,
+                  double standard) {
+  return (settings.*member).value_or(standard);
+}
+
 template <typename Kind, typename Options>
-std::unique_ptr<torch::optim::Optimizer> make_adam(
-    const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+std::unique_ptr<Optimizer> make_kind(const OptimizerSettings& settings,
+                                     const std::vector<OptimizerParamGroup>& groups) {
   Options options(settings.lr);
-  options.betas({settings.beta1, settings.beta2}).amsgrad(settings.amsgrad);
-  if (settings.weight_decay) options.weight_decay(*settings.weight_decay);
-  if (settings.eps) options.eps(*settings.eps);
+  for_each_setting(options, [&](auto& value, auto member, double standard) {
+    value = setting_of(settings, member, standard);
+  });
   return std::make_unique<ddprun::Optimizer<Kind>>(groups, options);
 }
 
@@ -277,37 +322,25 @@ Tensor FusedSgd::step(LossClosure closure) {
   return loss;
 }
 
-void FusedAdam::settle(Optimizer* holder) {
-  settle_counts<torch::optim::AdamParamState>(holder != nullptr ? *holder : *this, counts_);
+template <typename Plain>
+void FusedAdamOf<Plain>::settle(Optimizer* holder) {
+  settle_counts<typename AdamTypes<Plain>::State>(holder != nullptr ? *holder : *this, counts_);
 }
 
-Tensor FusedAdam::step(LossClosure closure) {
+template <typename Plain>
+Tensor FusedAdamOf<Plain>::step(Optimizer::LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
   const bool fit = all_fit(*this);
   auto* counts = counts_for_step(fit);
-  for (std::size_t i = 0; fit && i < param_groups().size(); ++i)
-    adam_step<torch::optim::AdamOptions, torch::optim::AdamParamState>(*this, param_groups()[i], rate(i),
-                                                                       counts, held_, adam_kernel);
-  if (!fit && !is_held()) Adam::step();
+  for (std::size_t i = 0; fit && i < this->param_groups().size(); ++i)
+    adam_step<Plain>(*this, this->param_groups()[i], rate(i), counts, held_);
+  if (!fit && !is_held()) Plain::step();
   return loss;
 }
 
-void FusedAdamW::settle(Optimizer* holder) {
-  settle_counts<torch::optim::AdamWParamState>(holder != nullptr ? *holder : *this, counts_);
-}
-
-Tensor FusedAdamW::step(LossClosure closure) {
-  const auto loss = loss_of(closure);
-  const torch::NoGradGuard no_grad;
-  const bool fit = all_fit(*this);
-  auto* counts = counts_for_step(fit);
-  for (std::size_t i = 0; fit && i < param_groups().size(); ++i)
-    adam_step<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(*this, param_groups()[i], rate(i),
-                                                                         counts, held_, adamw_kernel);
-  if (!fit && !is_held()) AdamW::step();
-  return loss;
-}
+template class FusedAdamOf<torch::optim::Adam>;
+template class FusedAdamOf<torch::optim::AdamW>;
 
 Adadelta::Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdadeltaOptions defaults)
     : Optimizer(groups, std::make_unique<AdadeltaOptions>(defaults)) {
@@ -348,62 +381,101 @@ bool HeldBack::is_held() const {
   return held_ && held_->item<float>() != 0;
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings,
+                                          const std::vector<OptimizerParamGroup>& groups) {
   switch (settings.kind) {
     case OptimizerKind::kAdam:
-      return make_adam<FusedAdam, torch::optim::AdamOptions>(settings, groups);
+      return make_kind<FusedAdam, torch::optim::AdamOptions>(settings, groups);
     case OptimizerKind::kAdamW:
-      return make_adam<FusedAdamW, torch::optim::AdamWOptions>(settings, groups);
-    case OptimizerKind::kAdadelta: {
-      AdadeltaOptions options(settings.lr);
-      options.rho(settings.rho).weight_decay(settings.weight_decay.value_or(0));
-      if (settings.eps) options.eps(*settings.eps);
-      return std::make_unique<ddprun::Optimizer<Adadelta>>(groups, options);
-    }
+      return make_kind<FusedAdamW, torch::optim::AdamWOptions>(settings, groups);
+    case OptimizerKind::kAdadelta:
+      return make_kind<Adadelta, AdadeltaOptions>(settings, groups);
     case OptimizerKind::kSgd:
       break;
   }
-  torch::optim::SGDOptions options(settings.lr);
-  options.momentum(settings.momentum)
-      .dampening(settings.dampening)
-      .weight_decay(settings.weight_decay.value_or(0))
-      .nesterov(settings.nesterov);
-  return std::make_unique<ddprun::Optimizer<FusedSgd>>(groups, options);
+  return make_kind<FusedSgd, torch::optim::SGDOptions>(settings, groups);
 }
 
 void change_settings(Optimizer& optimizer, const OptimizerSettings& from, const OptimizerSettings& to) {
-  const auto change = [](auto& value, const auto& before, const auto& after) {
-    if (before != after && value == before) value = after;
-  };
-  const auto change_decay = [&](auto& options) {
-    const double standard = from.kind == OptimizerKind::kAdamW ? 0.01 : 0;
-    change(options.weight_decay(), from.weight_decay.value_or(standard), to.weight_decay.value_or(standard));
-  };
-  const auto change_adam = [&](auto& options) {
-    change_decay(options);
-    change(options.eps(), from.eps.value_or(1e-8), to.eps.value_or(1e-8));
-    change(std::get<0>(options.betas()), from.beta1, to.beta1);
-    change(std::get<1>(options.betas()), from.beta2, to.beta2);
-    change(options.amsgrad(), from.amsgrad, to.amsgrad);
-  };
-  for (auto& group : optimizer.param_groups()) {
-    auto* options = &group.options();
-    if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(options)) {
-      change_adam(*adam);
-    } else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(options)) {
-      change_adam(*adamw);
-    } else if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(options)) {
-      change_decay(*sgd);
-      change(sgd->momentum(), from.momentum, to.momentum);
-      change(sgd->dampening(), from.dampening, to.dampening);
-      change(sgd->nesterov(), from.nesterov, to.nesterov);
-    } else if (auto* adadelta = dynamic_cast<AdadeltaOptions*>(options)) {
-      change_decay(*adadelta);
-      change(adadelta->rho(), from.rho, to.rho);
-      change(adadelta->eps(), from.eps.value_or(1e-6), to.eps.value_or(1e-6));
+  for (auto& group : optimizer.param_groups())
+    for_each_setting(group.options(), [&](auto& value, auto member, double standard) {
+      const auto before = setting_of(from, member, standard), after = setting_of(to, member, standard);
+      if (before != after && value == before) value = after;
+    });
+}
+
+namespace {
+
+std::string module_of(const std::string& parameter) {
+  const auto dot = parameter.rfind('.');
+  return dot == std::string::npos ? "" : parameter.substr(0, dot);
+}
+
+std::string layer_of(const std::string& parameter) {
+  for (std::size_t begin = 0, end = 0; (end = parameter.find('.', begin)) != std::string::npos;
+       begin = end + 1)
+    if (parameter.find_first_not_of("0123456789", begin) == end) return parameter.substr(0, end);
+  return parameter.substr(0, parameter.find('.'));
+}
+
+}  // namespace
+
+std::vector<ParameterGroup> group_parameters(const torch::nn::Module& module,
+                                             const GroupingOptions& options) {
+  const auto parameters = ddp::replicated_state(module, {}).parameters;
+  std::set<std::string> with_matrix;
+  for (const auto& [name, tensor] : parameters)
+    if (tensor.dim() > 1) with_matrix.insert(module_of(name));
+  std::vector<ParameterGroup> groups;
+  std::string layer;
+  double factor = 1;
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    const auto& name = parameters[i].name;
+    const auto its_layer = options.layer_decay == 1 ? "" : layer_of(name);
+    if (groups.empty() || its_layer != layer) {
+      if (!groups.empty()) factor *= options.layer_decay;
+      layer = its_layer;
+      groups.insert(groups.end(), {{{}, factor, std::nullopt},
+                                   {{}, factor, options.norm_weight_decay},
+                                   {{}, factor, options.bias_weight_decay}});
     }
+    const bool norm = options.norm_weight_decay && !with_matrix.contains(module_of(name));
+    const bool bias = options.bias_weight_decay && !norm && ("." + name).ends_with(".bias");
+    auto& names = groups[groups.size() - (norm ? 2 : bias ? 1 : 3)].names;
+    names.insert(names.begin(), name);
   }
+  std::erase_if(groups, [](const auto& group) { return group.names.empty(); });
+  return groups;
+}
+
+std::vector<torch::optim::OptimizerParamGroup> optimizer_groups(const torch::nn::Module& module,
+                                                                const std::vector<ParameterGroup>& groups,
+                                                                const OptimizerSettings& settings) {
+  const auto all = ddp::replicated_state(module, {}).parameters;
+  std::map<std::string, torch::Tensor> left;
+  for (const auto& [name, tensor] : all) left.emplace(name, tensor);
+  std::vector<torch::optim::OptimizerParamGroup> result;
+  for (const auto& group : groups) {
+    std::vector<torch::Tensor> tensors;
+    for (const auto& name : group.names) {
+      const auto found = left.extract(name);
+      if (found.empty())
+        throw std::invalid_argument("parameter groups: expected parameters of the module, each once, got '" +
+                                    name + "'");
+      tensors.push_back(found.mapped());
+    }
+    if (tensors.empty()) continue;
+    auto own = settings;
+    own.lr *= group.lr_factor;
+    if (group.weight_decay) own.weight_decay = group.weight_decay;
+    const auto like = make_optimizer(own, {torch::optim::OptimizerParamGroup(tensors)});
+    result.emplace_back(tensors, like->param_groups()[0].options().clone());
+  }
+  std::vector<torch::Tensor> others;
+  for (const auto& [name, tensor] : all)
+    if (left.contains(name)) others.push_back(tensor);
+  if (!others.empty()) result.insert(result.begin(), torch::optim::OptimizerParamGroup(others));
+  return result;
 }
 
 }  // namespace ddprun::train

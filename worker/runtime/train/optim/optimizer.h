@@ -1,18 +1,23 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
 #include <torch/arg.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace ddprun::train {
 
@@ -95,19 +100,15 @@ class FusedSgd : public torch::optim::SGD, public HeldBack {
   torch::Tensor step(LossClosure closure = nullptr) override;
 };
 
-class FusedAdam : public torch::optim::Adam, public HeldBack {
+template <typename Plain>
+class FusedAdamOf : public Plain, public HeldBack {
  public:
-  using Adam::Adam;
-  torch::Tensor step(LossClosure closure = nullptr) override;
+  using Plain::Plain;
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
   void settle(torch::optim::Optimizer* holder = nullptr) override;
 };
-
-class FusedAdamW : public torch::optim::AdamW, public HeldBack {
- public:
-  using AdamW::AdamW;
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  void settle(torch::optim::Optimizer* holder = nullptr) override;
-};
+using FusedAdam = FusedAdamOf<torch::optim::Adam>;
+using FusedAdamW = FusedAdamOf<torch::optim::AdamW>;
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
   AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // implicit, as in LibTorch's options
@@ -139,5 +140,33 @@ class Adadelta : public torch::optim::Optimizer, public HeldBack {
   torch::Tensor step(LossClosure closure = nullptr) override;
   void settle(torch::optim::Optimizer* holder = nullptr) override;
 };
+
+/// Parameters that an optimizer updates with separate settings: an entry of param_groups in Python.
+struct ParameterGroup {
+  std::vector<std::string> names;           ///< as in named_parameters()
+  double lr_factor = 1;                     ///< x the learning rate
+  std::optional<double> weight_decay = {};  ///< nullopt: the optimizer's
+};
+
+struct GroupingOptions {
+  std::optional<double> norm_weight_decay = {};  ///< for modules with only vectors: BatchNorm, LayerNorm, ...
+  std::optional<double> bias_weight_decay = {};  ///< of the other modules' parameters named bias
+  /// The ratio of each layer's learning rate to the next one's; the last layer has the optimizer's. A layer
+  /// is a numbered part of the module ("encoder.layers.3"), else a child of it, without its numbered parts.
+  double layer_decay = 1;
+
+  bool any() const { return norm_weight_decay || bias_weight_decay || layer_decay != 1; }
+};
+
+/// The module's parameters in groups, those of the last layer first. Clark et al. 2020, "ELECTRA", section
+/// 3.1; the weight decays are those of torchvision's set_weight_decay()
+std::vector<ParameterGroup> group_parameters(const torch::nn::Module& module, const GroupingOptions& options);
+
+/// For an optimizer with these settings. Parameters that no group names come first, in a separate group; each
+/// tensor appears once, under its first name.
+/// throws  std::invalid_argument naming a parameter that is not in the module, or in two groups
+std::vector<torch::optim::OptimizerParamGroup> optimizer_groups(const torch::nn::Module& module,
+                                                                const std::vector<ParameterGroup>& groups,
+                                                                const OptimizerSettings& settings);
 
 }  // namespace ddprun::train

@@ -17,7 +17,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/dict_reader.h>
-#include <ddprun/serialize/element_types.h>
+#include <ddprun/serialize/portable_value.h>
 #include <ddprun/serialize/pt_file.h>
 
 namespace ddprun::train {

@@ -20,7 +20,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/serialize/output_file.h>
+#include <ddprun/serialize/portable_value.h>
 
 namespace ddprun::train {
 namespace {

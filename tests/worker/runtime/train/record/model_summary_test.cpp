@@ -8,7 +8,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/files.h>
-#include <ddprun/data/tensor_dataset.h>
+#include <ddprun/data/dataset.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 

@@ -8,7 +8,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/models/mnist_cnn.h"
+#include "worker/models/classifiers.h"
 
 namespace ddprun::train {
 namespace {

@@ -14,7 +14,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
-#include "worker/models/mnist_cnn.h"
+#include "worker/models/classifiers.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

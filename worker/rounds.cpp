@@ -1,0 +1,196 @@
+#include "worker/rounds.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include <c10/util/ScopeExit.h>
+#include <torch/types.h>
+
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/ddp/replica_check.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/run/run_worker.h>
+#include <ddprun/train/loop/estimate.h>
+#include <ddprun/train/loop/evaluate_only.h>
+#include <ddprun/train/loop/tuner.h>
+#include <ddprun/train/model/run.h>
+#include <ddprun/train/record/model_summary.h>
+#include "worker/config/config.h"
+
+namespace ddprun::worker {
+namespace {
+
+/// Modes that only inspect the task: --summary, --estimate, --eval. False if the task is to be trained.
+bool run_instead_of_training(const Config& config, const train::Task& task, const ddp::ProcessGroup& group) {
+  std::string text;
+  if (config.summary)
+    text = train::to_text(train::summarize(task));
+  else if (config.estimate)
+    text = train::estimate(task, config.train, group);
+  else if (!config.model.eval.empty())
+    train::evaluate_only(task, config.train, group, config.model.eval);
+  else
+    return false;
+  if (group.rank() == 0) write_stdout(text);
+  return true;
+}
+
+/// Once the run folder is known: writes its files due before training, and applies a resume's changes.
+void prepare_run(Config& config, const ddp::ProcessGroup& group, InMemory& in_memory) {
+  const bool on_rank_0 = group.rank() == 0;
+  train::RunMemory& memory = in_memory.run;
+  if (on_rank_0 && !std::exchange(in_memory.has_folder, true)) {
+    if (memory.folder.empty()) {
+      const bool is_new = config.train.out.empty() || !std::filesystem::exists(config.train.out);
+      const auto& folder = config.train.out = make_run_folder(config);
+      if (is_new) before_failure([folder] { remove_unused_run_folder(folder); });
+    } else {  // that of the rank 0 that was lost
+      config.train.out = memory.folder;
+      lock_run_folder(memory.folder);
+    }
+  }
+  memory.folder = ddp::broadcast_from_rank_0(group, on_rank_0 ? absolute(config.train.out).string() : "");
+  if (config.train.out.empty()) config.train.out = memory.folder;
+  ddp::set_flight_folder((memory.folder / "flight").string());
+  config.train.more_files = run_file_names();
+  config.train.on_folder = [&](train::RunFolder& folder) {
+    if (!memory.begun) write_run_files(folder, config, group);
+  };
+  config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
+                                                const std::string& checkpoint_json) {
+    if (checkpoint_json.empty()) return;
+    const auto resumed = resumed_config(config, checkpoint_json, entry_of(config.task));
+    options.optim_before = resumed.before.train.optim;
+    if (on_rank_0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
+  };
+}
+
+void log_unused_flags(const Config& config, bool recovers, bool parts) {
+  const auto& checkpoint = config.train.checkpoint;
+  const auto log_if = [](bool is_set, const std::string& why) {
+    if (is_set) log_info(why);
+  };
+  const std::string without = " has no effect without ddprun --recover=rank";
+  log_if(checkpoint.replicate_shards && !recovers, "--replicate-shards" + without);
+  log_if(checkpoint.memory_every_steps > 0 && !recovers, "--memory-checkpoint-every" + without);
+  log_if(config.recover_on_gpu && !recovers, "--recover-on-gpu" + without);
+  log_if(checkpoint.replicate_shards && recovers && !parts,
+         "--replicate-shards has no effect: every rank has the whole state");
+}
+
+/// Decides whether this rank continues in place when another one is lost, and from which memory.
+void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMemory& in_memory) {
+  const WorkerEnv& env = rounds.env();
+  auto& memory = in_memory.run;
+  // On a GPU, a step in progress cannot be abandoned cleanly: its results there are not used.
+  memory.parts = train::keeps_parts(config.train) || on_gpu;
+  memory.file.reset(), memory.copies.reset();
+  config.train.memory = nullptr;
+  if (rounds.enabled() && (!on_gpu || config.recover_on_gpu) && (env.state_fd || !memory.parts)) {
+    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // otherwise NCCL ends the process first
+    config.train.memory = &memory;
+    if (env.state_fd && (env.local_rank == 0 || memory.parts))
+      memory.file = std::make_unique<train::MemoryFile>(*env.state_fd);
+    if (memory.parts && config.train.checkpoint.replicate_shards)
+      memory.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
+  } else if (rounds.enabled() && env.rank == 0) {
+    log_info(std::string("if a rank is lost, all start again: ") +
+             (on_gpu && !config.recover_on_gpu ? "they are on GPUs (--recover-on-gpu)"
+                                               : "ddprun holds no memory for their parts of the state"));
+  }
+}
+
+/// With --resume: the checkpoint's settings hold where none is stated. Every rank calls it first in every
+/// round.
+void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const ddp::ProcessGroup& group,
+                               InMemory& memory) {
+  auto& applied = memory.checkpoint_settings;
+  std::optional<std::string> json;
+  for (auto& text : ddp::all_gather(group, applied ? "=" + *applied : ""))  // those that went on know
+    if (!json && !text.empty()) json = text.substr(1);
+  if (!json) json = ddp::broadcast_from_rank_0(group, group.rank() == 0 ? config_of_checkpoint(config) : "");
+  if (std::exchange(applied, json) || json->empty()) return;
+  const bool kept_parts = train::keeps_parts(config.train);
+  config = resumed_config(config, *json, entry_of(config.task)).config;
+  if (config.deterministic) make_deterministic();
+  settle_precision(config, group.device(), group.rank());
+  if (kept_parts == train::keeps_parts(config.train)) return;
+  choose_memory(config, rounds, group.device().is_cuda(), memory);
+  rounds.announce(config.train.memory != nullptr);
+}
+
+/// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
+void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGroup& group) {
+  bool has_saved = false;
+  if (env.restart_count > 0 && group.rank() == 0 && !config.train.out.empty()) {
+    const train::RunFolder folder(config.train.out);
+    const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
+    has_saved = !folder.job().empty() && folder.job() == process_env(kJobIdVariable) &&
+                std::ranges::any_of(train::state_files(folder), is_own);  // without reading tensors
+  }
+  if (ddp::any_rank_true(group, has_saved)) config.train.checkpoint.resume = "auto";
+}
+
+/// What a connected group does.
+train::Ending run_task(Config& config, const ddp::ProcessGroup& group, InMemory& memory) {
+  memory.task.load(config);
+  train::Task& task = *memory.task.task;
+  memory.task.used = true;
+  train::check_options(task, config.train);
+  if (run_instead_of_training(config, task, group)) return train::Ending::kComplete;
+  prepare_run(config, group, memory);
+  torch::manual_seed(train::rank_seed(config.train.seed, group.rank()));  // dropout differs between ranks
+  if (config.find_lr) train::find_lr(task, config.train, group);
+  if (config.find_batch_size) train::find_batch_size(task, config.train, group);
+  if (config.find_lr || config.find_batch_size) return train::Ending::kComplete;
+  return train::fit(task, config.train, group);
+}
+
+}  // namespace
+
+void set_up_memory(Config& config, const ddp::Rounds& rounds, at::Device device, InMemory& in_memory) {
+  choose_memory(config, rounds, device.is_cuda(), in_memory);
+  if (rounds.env().rank == 0) log_unused_flags(config, rounds.enabled(), in_memory.run.parts);
+}
+
+std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMemory& memory) {
+  const auto run = [&] {
+    if (rounds.env().round > 0 && config.train.memory != nullptr) memory.task.load_in_background(config);
+    // Before the data, which may take minutes to load.
+    auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    continue_own_run(config, rounds.env(), group);
+    apply_checkpoint_settings(config, rounds, group, memory);
+    if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
+    memory.task.finish_loading();
+    memory.run.connect(group, rounds.env().local_world_size);
+    const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
+    if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
+    if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
+      auto& resume = config.train.checkpoint.resume;
+      if (memory.run.has_saved(group) || resume.empty()) resume = "auto";
+    }
+    const auto ending = run_task(config, group, memory);
+    rounds.announce(false);
+    if (memory.run.file) memory.run.wait();  // others may still be copying
+    group.close();
+    return ending;
+  };
+  if (config.train.memory == nullptr) return run();
+  rounds.announce(true);
+  try {
+    return run();
+  } catch (const ddp::ReplicasDiffer&) {
+    throw;  // this rank is to be replaced
+  } catch (const std::exception&) {
+    if (!rounds.next()) throw;
+    return std::nullopt;
+  }
+}
+
+}  // namespace ddprun::worker

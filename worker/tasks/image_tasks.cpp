@@ -1,0 +1,179 @@
+// The image classifiers: mnist, PyTorch's MNIST example under DDP, on MNIST or Fashion-MNIST; and cifar10,
+// ResNet-18 with the defaults of the Lightning walkthrough except for validation, which uses a part of the
+// training set.
+
+#include <torch/nn/functional/loss.h>
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <utility>
+
+#include <ddprun/common/text.h>
+#include <ddprun/data/dataset_files.h>
+#include <ddprun/data/image_dataset.h>
+#include <ddprun/train/optim/losses.h>
+#include "worker/models/classifiers.h"
+#include "worker/tasks/class_samples.h"
+#include "worker/tasks/registry.h"
+
+namespace ddprun::worker {
+namespace {
+
+/// The files contain no names; the folder's name tells which of the two data sets it is.
+std::vector<std::string> class_names(const std::filesystem::path& folder) {
+  if (folder.string().find("fashion") != std::string::npos)
+    return {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"};
+  return {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
+}
+
+/// "Train Epoch: 1 [1280/60000 (2%)]\tLoss: 1.873212", as printed by PyTorch's example
+std::string mnist_line(const train::TrainProgress& progress) {
+  return formatted("Train Epoch: %ld [%ld/%ld (%.0f%%)]\tLoss: %.6f", progress.epoch + 1, progress.samples,
+                   progress.samples_total, 100 * progress.share, progress.loss);
+}
+
+train::Task make_mnist(const Config& config) {
+  const auto folder = data::find_data(config.data.source, {"mnist", "fashion-mnist"});
+  train::Task task;
+  task.data_source = folder.string();
+  // Without a split, there is no need to read beyond the limit.
+  const auto limit = config.data.val_split > 0 ? 0 : config.data.limit_train;
+  const auto read = [&](data::Part part, std::int64_t at_most) {
+    return std::make_shared<data::IdxDataset>(folder, part, data::kMnistMean, data::kMnistStd, at_most);
+  };
+  auto train_set = std::async(std::launch::async, read, data::Part::kTrain, limit);
+  auto test_set = std::async(std::launch::async, read, data::Part::kTest, config.data.limit_test);
+  auto model = make_model(config, task, [&] { return models::MnistCnn(config.model.dropout); });
+  init_weights(*model, config);
+
+  const auto all = train_set.get();
+  const auto split = split_for_validation(all, all, config);
+  task.train_set = split.train;
+  task.validation_set = split.validation;
+  task.test_set = test_set.get();
+  task.test_every_epoch = true;
+  task.measures = {"acc"};
+  add_class_samples(task, {{data::kMnistMean}, {data::kMnistStd}}, class_names(folder));
+  task.compute_loss = [model](const data::Batch& batch) mutable {
+    const auto output_BK = model->forward(batch.input);
+    return train::BatchResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
+                              {{"acc", output_BK.argmax(1) == batch.target}},
+                              output_BK.detach()};
+  };
+  task.train_line = mnist_line;
+  return task;
+}
+
+}  // namespace
+
+TaskEntry mnist_task() {
+  return {
+      .name = "mnist",
+      .description = "the MNIST CNN, on MNIST or Fashion-MNIST",
+      .footer =
+          R"(--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it is in
+$DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.)",
+      .set_defaults = [](Config&) {},
+      .make = make_mnist,
+  };
+}
+
+// -- cifar10 --
+
+namespace {
+
+PixelScale pixel_scale() {
+  return {{data::kCifar10Mean.begin(), data::kCifar10Mean.end()},
+          {data::kCifar10Std.begin(), data::kCifar10Std.end()}};
+}
+
+std::shared_ptr<const data::Dataset> images(const data::Images& images, const Config& config, bool augment) {
+  data::ImageTransform::Options options;
+  const auto scale = pixel_scale();
+  options.mean = scale.mean;
+  options.std = scale.std;
+  options.padding = augment ? 4 : 0;
+  options.flip = augment;
+  options.seed = config.train.seed;
+  options.channels_last = config.train.precision.channels_last;
+  return std::make_shared<data::ImageDataset>(images, data::ImageTransform(std::move(options)));
+}
+
+void add_data(train::Task& task, const Config& config) {
+  const auto folder = data::find_data(config.data.source, {"cifar10"});
+  task.data_source = folder.string();
+  // Without a split, there is no need to read beyond the limit.
+  const bool split = config.data.val_split > 0 && !config.data.val_on_test;
+  const auto train = data::read_cifar10(folder, data::Part::kTrain, split ? 0 : config.data.limit_train);
+  const auto test_set = images(data::read_cifar10(folder, data::Part::kTest), config, false);
+  auto options = config;
+  if (!split) options.data.val_split = 0;
+  const auto parts =
+      split_for_validation(images(train, config, config.data.augment), images(train, config, false), options);
+  task.train_set = parts.train;
+  task.validation_set =
+      config.data.val_on_test ? first_of(test_set, config.data.limit_val) : parts.validation;
+  task.test_set = first_of(test_set, config.data.limit_test);
+}
+
+train::Task make_cifar10(const Config& config) {
+  train::Task task;
+  auto model = make_model(config, task, [&] {
+    return models::ResNet18(10,
+                            config.model.stem == "cifar" ? models::Stem::kCifar : models::Stem::kImagenet);
+  });
+  init_weights(*model, config);
+
+  add_data(task, config);
+  task.measures = {"acc"};
+  add_class_samples(task, pixel_scale(), {data::kCifar10Classes.begin(), data::kCifar10Classes.end()});
+  task.compute_loss = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
+    const auto logits_BK = model->forward(batch.input);
+    return train::BatchResult{train::cross_entropy(logits_BK, batch.target, smoothing),
+                              {{"acc", logits_BK.argmax(1) == batch.target}},
+                              logits_BK.detach()};
+  };
+  task.train_line = [](const train::TrainProgress& progress) { return epoch_line(progress.epoch, progress); };
+  return task;
+}
+
+void set_documents_defaults(Config& config) {
+  auto& train = config.train;
+  train.epochs = 50;
+  train.loader_threads = 2;
+  config.data.val_split = 0.1;
+  train.optim.optimizer = {
+      .kind = train::OptimizerKind::kSgd, .lr = 0.1, .weight_decay = 5e-4, .momentum = 0.9};
+  train.optim.scale_lr = true;
+  train.optim.schedule = train::LrScheduleKind::kCosine;
+  train.optim.t_max = 200;
+  train.optim.clip_norm = 1.0;
+  train.precision.precision = train::Precision::k16Mixed;
+  train.parallel.static_graph = true;  // as in the walkthrough
+  train.checkpoint.filename = "ddp-cifar10-{epoch:02d}-{val_acc:.2f}";
+  train.checkpoint.extension = ".ckpt";
+  train.checkpoint.prefix = "backbone.";
+  train.checkpoint.top_k = 3;
+  train.checkpoint.monitor = "val_acc";
+  train.checkpoint.patience = 10;
+  train.checkpoint.min_delta = 0.001;
+}
+
+}  // namespace
+
+TaskEntry cifar10_task() {
+  return {
+      .name = "cifar10",
+      .description = "ResNet-18 on CIFAR-10",
+      .footer =
+          R"(--data takes the folder of CIFAR-10's binary version, or cifar10. Without it the task looks in
+$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).
+The default --t-max 200 is the walkthrough's: in its 50 epochs the cosine schedule stays above 0.85 of
+the initial learning rate; --t-max epochs lets it fall to 0.)",
+      .set_defaults = set_documents_defaults,
+      .make = make_cifar10,
+  };
+}
+
+}  // namespace ddprun::worker
