@@ -46,7 +46,7 @@
 #include "worker/config/config.h"
 #include "worker/config/resumed_config.h"
 #include "worker/config/run_folder.h"
-#include "worker/sam/predict_command.h"
+#include "worker/sam/sam_model.h"
 #include "worker/tasks/registry.h"
 
 namespace ddprun::worker {

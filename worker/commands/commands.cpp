@@ -1,7 +1,7 @@
 #include "worker/commands/commands.h"
 
 #include "worker/commands/flight_report.h"
-#include "worker/sam/predict_command.h"
+#include "worker/sam/sam_model.h"
 
 namespace ddprun::worker {
 
