@@ -11,7 +11,7 @@
 #include "worker/config/config.h"
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
-#include "worker/sam/segmentation_metrics.h"
+#include "worker/sam/mask_loss.h"
 #include "worker/tasks/registry.h"
 
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/report/resource_usage.h>
+#include <ddprun/train/record/rank_resources.h>
 
 using namespace ddprun;
 
@@ -115,13 +115,13 @@ void measure_calls(const std::filesystem::path& folder) {
   report::JsonlSink jsonl(folder / "metrics.jsonl");
   report::TensorBoardSink events(folder);
   const StatusChannel status(from_env().status_fd);
-  report::ResourceUsage usage;
+  train::ResourceUsage usage;
   each("a row of 16 figures in three files", [&] { csv.add(row), jsonl.add(row), events.add(row); });
   each("a line of status", [&] {
     status.send({.step = 1,
                  .phase = "train",
                  .loss = 0.5,
-                 .seconds = {.data = 1.5, .start = report::process_seconds()}});
+                 .seconds = {.data = 1.5, .start = train::process_seconds()}});
   });
   each("a sample of the process's resources", [&] { usage.sample(); });
 }

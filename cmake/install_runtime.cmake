@@ -30,7 +30,7 @@ list(TRANSFORM _libraries PREPEND ddprun_)
 install(TARGETS ${_libraries} EXPORT ddprunTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT ddprunTargets NAMESPACE ddprun:: DESTINATION ${_package})
-install(FILES cmake/FindCairo.cmake cmake/FindLibTorch.cmake cmake/FindLibzip.cmake cmake/FindLibdeflate.cmake DESTINATION ${_package})
+install(FILES cmake/FindLibTorch.cmake cmake/FindLibzip.cmake cmake/FindLibdeflate.cmake DESTINATION ${_package})
 
 include(CMakePackageConfigHelpers)
 configure_package_config_file(cmake/ddprunConfig.cmake.in ${CMAKE_BINARY_DIR}/ddprunConfig.cmake

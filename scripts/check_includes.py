@@ -44,8 +44,7 @@ BANNED = [
 ONLY = [
     (r"spdlog/", {"common/logging.cpp"}),
     (r"toml\+\+/", {"common/settings/toml.cpp"}),
-    (r"cairo", {"worker/runtime/image/drawing.cpp", "worker/runtime/image/line_chart.cpp", "worker/runtime/image/confusion_matrix.cpp",
-                "worker/runtime/image/image_grid.cpp"}),
+    (r"(png|jpeglib)\.h", {"worker/runtime/image/image_files.cpp"}),
     (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_sink.cpp"}),
     (r"n?curses", {"launcher/ctl/top.cpp"}),
     (r"hwloc(\.h|/)", {"launcher/host/cpu_map.cpp"}),

@@ -14,7 +14,7 @@
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
 #include "worker/rounds.h"
-#include "worker/sam/predict_command.h"
+#include "worker/sam/sam_model.h"
 #include "worker/tasks/registry.h"
 
 namespace ddprun::worker {

@@ -26,10 +26,9 @@
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/group/spawn.h>
 #include <ddprun/group/step_graph.h>
-#include <ddprun/image/confusion_matrix.h>
-#include <ddprun/image/image_grid.h>
-#include <ddprun/image/line_chart.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image.h>
+#include <ddprun/image/image_files.h>
+#include <ddprun/report/charts.h>
 #include <ddprun/report/html_report.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/report/tensorboard_sink.h>

@@ -4,16 +4,14 @@
 #include <array>
 #include <cstring>
 
-#include <ddprun/image/png.h>
-#include <ddprun/image/read_image.h>
+#include <ddprun/image/image_files.h>
 #include <ddprun/serialize/safetensors.h>
 #include "tests/integration/sam_job.h"
 #include "tests/support/python.h"
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
-#include "worker/sam/dice_loss.h"
+#include "worker/sam/mask_loss.h"
 #include "worker/sam/sam_model.h"
-#include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"
 
 using namespace ddprun;

@@ -1,5 +1,5 @@
 // What the task sam refuses, by the real programs: one line, nothing half-written.
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include "tests/integration/sam_job.h"
 #include "tests/worker/sam/data/segmentation_folder.h"
 

@@ -1,5 +1,5 @@
 // The task sam, by the real programs: a small model on the images that come with them.
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include "tests/integration/sam_job.h"
 
 using namespace ddprun;

@@ -94,7 +94,7 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
   const TempDir dir;
   const auto out = dir.path();
   const Files mine = {{"best/notes.txt", "mine"},
-                      {"figures/loss.png", "mine"},
+                      {"figures/loss.svg", "mine"},
                       {"figures/holiday.png", "mine"},
                       {"report.html", "mine"},
                       {"events.out.tfevents.1.other", "mine"}};

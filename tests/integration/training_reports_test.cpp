@@ -184,8 +184,7 @@ TEST_CASE("a disk too full for a profile ends no run", "[training]") {
   CHECK(read_summary(out)["epochs"] == 1);
 }
 
-TEST_CASE("TensorBoard compares runs: grouped metrics, settings, precision-recall curves, pictures at steps",
-          "[training]") {
+TEST_CASE("TensorBoard compares runs: grouped metrics, pictures at steps", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   for (const std::string lr : {"0.001", "0.002"}) {
@@ -208,24 +207,9 @@ try:
     runs = ['lr-0.001', 'lr-0.002']
     deadline = time.monotonic() + 60
     while True:  # it reads the files meanwhile
-        groups = get('hparams/session_groups', {'startIndex': 0, 'sliceSize': 9, 'colParams': [], 'allowedStatuses': [
-            'STATUS_UNKNOWN', 'STATUS_SUCCESS', 'STATUS_FAILURE', 'STATUS_RUNNING']}).get('sessionGroups', [])
-        done = [g for g in groups if g['sessions'][0].get('status') == 'STATUS_SUCCESS']
-        if len(done) == 2 or time.monotonic() > deadline: break
+        tags = get('scalars/tags')
+        if sorted(tags) == runs and all('test/acc' in tags[run] for run in runs) or time.monotonic() > deadline: break
         time.sleep(0.2)
-    assert sorted(g['hparams']['lr'] for g in done) == [0.001, 0.002], groups
-    for group in done:
-        assert group['hparams']['ranks'] == 2 and group['hparams']['zero1'] is False, group
-        assert group['hparams']['optimizer'] == 'adam', group
-        with open(group['sessions'][0]['name'] + '/summary.json') as file:
-            expected = json.load(file)
-        values = {m['name']['tag']: m['value'] for m in group['metricValues']}
-        for tag in ('train/acc', 'val/acc', 'test/loss', 'test/acc'):
-            assert abs(values[tag] - expected[tag.replace('/', '_')]) < 1e-6, (tag, values, expected)
-    experiment = get('hparams/experiment', {})
-    assert {'name': 'lr', 'type': 'DATA_TYPE_FLOAT64'}.items() <= next(
-        h for h in experiment['hparamInfos'] if h['name'] == 'lr').items(), experiment
-    tags = get('scalars/tags')
     assert sorted(tags) == runs, tags
     assert {re.sub('/[^/]*$', '', tag) for tag in tags[runs[0]]} == {
         'train', 'val', 'test', 'system/rank0', 'system/rank1'}, tags
@@ -235,18 +219,6 @@ try:
         assert tag in pictures and len(shown) >= 1, (pictures, shown)
     shown = {i['step'] for t in pictures if t != 'train/samples' for i in get('images/images', run=runs[1], tag=t, sample=0)}
     assert len(shown) == 2, shown
-    assert 'val/pr/T-shirt' in get('pr_curves/tags')[runs[0]]
-    for tag, examples in (('val/pr/T-shirt', 6000), ('test/pr/boot', 500)):
-        curves = get('pr_curves/pr_curves', run=runs, tag=tag)
-        assert sorted(curves) == runs, curves
-        for curve in curves.values():
-            assert len(curve) == 2 and curve[0]['step'] < curve[1]['step'], curve
-            last = curve[-1]
-            sums = {a + b + c + d for a, b, c, d in zip(last['true_positives'], last['false_positives'],
-                                                        last['true_negatives'], last['false_negatives'])}
-            assert sums == {examples}, (sums, examples)
-            assert last['recall'][-1] >= 0.99 or last['recall'][0] >= 0.99, last
-            assert max(last['precision']) > 0.3, last
 finally:
     board.kill()
     board.wait()
@@ -297,13 +269,11 @@ TEST_CASE("the page of one run can be made again, with its pictures and settings
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   Child again({.argv = {worker_program(), "report", "--out=" + page.string(), out.string()}});
   REQUIRE(again.wait(kTraining) == ExitStatus::exited(0));
-  // Cairo numbers what it draws: the still charts differ in names.
-  const auto from_pictures_on = [](const std::string& html) {
-    return html.substr(html.find("<h2>Pictures"));
-  };
-  CHECK((from_pictures_on(read_file(page)) == from_pictures_on(read_file(out / "report.html"))));
-  for (const char* name : {"loss", "accuracy", "lr"})
-    CHECK(fs::exists(out / "figures" / (std::string(name) + ".png")));
+  const auto html = read_file(page);
+  CHECK((html == read_file(out / "report.html")));
+  CHECK_THAT(html, ContainsSubstring("<noscript>\n<h2>Curves</h2>") && ContainsSubstring("\">pred "));
+  for (const char* name : {"loss", "accuracy", "lr", "confusion"})
+    CHECK(fs::exists(out / "figures" / (std::string(name) + ".svg")));
 }
 
 TEST_CASE("a run in a git repository records its commit", "[training]") {

@@ -38,7 +38,7 @@ TEST_CASE("the finder of rates suggests a rate that learns, on one rank and on t
     const auto lr = number_after("suggested learning rate: --lr ", child.err());
     CHECK(lr > 1e-4);
     CHECK(lr < 1);
-    CHECK(fs::file_size(run / "figures/lr_finder.png") > 1000);
+    CHECK(fs::file_size(run / "figures/lr_finder.svg") > 1000);
     CHECK_FALSE(fs::exists(run / "metrics.csv"));
   }
 }
@@ -51,7 +51,7 @@ TEST_CASE("the finder of batch sizes stops at the memory, or at the training set
   CHECK(whole.wait(kTraining) == ExitStatus::exited(0));
   CHECK(number_after("suggested batch size: --batch-size ", whole.err()) == 512);
   CHECK_THAT(whole.err(), ContainsSubstring("(the training set has no more samples)"));
-  CHECK(fs::file_size(run / "figures/batch_size_finder.png") > 1000);
+  CHECK(fs::file_size(run / "figures/batch_size_finder.svg") > 1000);
 
   auto command =
       mnist(0, dir.path() / "limited",

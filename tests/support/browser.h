@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include <ddprun/report/html_report.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"

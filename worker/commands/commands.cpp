@@ -8,7 +8,7 @@
 #include <ddprun/common/settings/command.h>
 #include <ddprun/train/record/run_report.h>
 #include "worker/commands/flight_report.h"
-#include "worker/sam/predict_command.h"
+#include "worker/sam/sam_model.h"
 
 namespace ddprun::worker {
 

@@ -8,7 +8,6 @@
 #include <array>
 #include <cinttypes>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <system_error>
@@ -19,7 +18,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/safetensors.h>
-#include "worker/sam/data/sam_processor.h"
+#include "worker/sam/data/prompted_batch.h"
 #include "worker/tasks/registry.h"
 
 namespace ddprun::sam {
@@ -258,9 +257,7 @@ TensorCache::TensorCache(std::filesystem::path folder, std::uint64_t version)
 }
 
 at::Tensor TensorCache::get(const at::Tensor& input, const std::function<at::Tensor()>& compute) const {
-  char name[64];
-  std::snprintf(name, sizeof name, "%016" PRIx64 "-%016" PRIx64 ".safetensors", version_, digest(input));
-  const auto path = folder_ / name;
+  const auto path = folder_ / formatted("%016" PRIx64 "-%016" PRIx64 ".safetensors", version_, digest(input));
   if (const auto found = read(path)) return *found;
   const auto result = compute().cpu();
   serialize::write_safetensors(path, {{"result", result}});

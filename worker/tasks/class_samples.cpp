@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddprun/image/image_grid.h>
+#include <ddprun/image/image.h>
 
 namespace ddprun::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/sam/dice_loss.h"
+#include "worker/sam/mask_loss.h"
 
 #include <torch/types.h>
 

@@ -1,10 +1,48 @@
 #include <ddprun/image/image.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
-#include <string>
+
+#include <ddprun/common/text.h>
 
 namespace ddprun::image {
+namespace {
+
+constexpr int kPadding = 14, kLine = 15, kGap = 10;  // units
+
+/// Units of a picture's longer side in the grid: a whole multiple of a small picture's side.
+int side_of(const std::vector<Tile>& tiles) {
+  constexpr int kWanted = 112, kMost = 512;
+  int longest = 1;
+  for (const auto& tile : tiles) longest = std::max({longest, tile.picture.width, tile.picture.height});
+  return longest >= kWanted ? std::min(longest, kMost) : longest * (kWanted / longest);
+}
+
+/// Pastes the picture, fitted into a square, each pixel enlarged to a block.
+void paste_enlarged(const Image& picture, Image& onto, int left, int top, int side) {
+  const auto rgb = to_rgb(picture);
+  const double scale = static_cast<double>(side) / std::max(rgb.width, rgb.height);
+  const int width = std::max(1, static_cast<int>(std::lround(scale * rgb.width)));
+  const int height = std::max(1, static_cast<int>(std::lround(scale * rgb.height)));
+  auto large = make_image(width, height, 4, 255);
+  for (int y = 0; y < height; ++y)
+    for (int x = 0; x < width; ++x)
+      std::copy_n(rgb.pixel(x * rgb.width / width, y * rgb.height / height), 3, large.pixel(x, y));
+  paste(large, onto, left + (side - width) / 2, top + (side - height) / 2);
+}
+
+void paint_frame(Image& onto, int left, int top, int side) {
+  constexpr std::uint8_t kRed[] = {199, 26, 26, 255};
+  constexpr int kDeep = 3 * kPixelScale;
+  for (int i = -kDeep; i < side + kDeep; ++i)
+    for (int depth = 1; depth <= kDeep; ++depth)
+      for (auto* pixel : {onto.pixel(left + i, top - depth), onto.pixel(left + i, top + side - 1 + depth),
+                          onto.pixel(left - depth, top + i), onto.pixel(left + side - 1 + depth, top + i)})
+        std::copy_n(kRed, 4, pixel);
+}
+
+}  // namespace
 
 Image make_image(int width, int height, int channels, std::uint8_t value) {
   Image image{width, height, channels, {}};
@@ -15,8 +53,7 @@ Image make_image(int width, int height, int channels, std::uint8_t value) {
 }
 
 void check_pixels(const Image& image) {
-  const auto text = std::to_string(image.width) + " x " + std::to_string(image.height) + " pixels with " +
-                    std::to_string(image.channels) + " channels";
+  const auto text = formatted("%d x %d pixels with %d channels", image.width, image.height, image.channels);
   if (image.channels != 1 && image.channels != 3 && image.channels != 4)
     throw std::invalid_argument("a picture has 1, 3 or 4 channels, got " + text);
   if (image.width < 1 || image.height < 1)
@@ -24,8 +61,7 @@ void check_pixels(const Image& image) {
   const auto size = static_cast<std::size_t>(image.width) * static_cast<std::size_t>(image.height) *
                     static_cast<std::size_t>(image.channels);
   if (image.bytes.size() != size)
-    throw std::invalid_argument(text + " are " + std::to_string(size) + " bytes, got " +
-                                std::to_string(image.bytes.size()));
+    throw std::invalid_argument(text + formatted(" are %zu bytes, got %zu", size, image.bytes.size()));
 }
 
 void paste(const Image& picture, Image& onto, int left, int top) {
@@ -49,6 +85,34 @@ Image to_rgb(const Image& image) {
     }
   }
   return rgb;
+}
+
+Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, int columns) {
+  if (tiles.empty()) {
+    auto note = make_image(200 * kPixelScale, 60 * kPixelScale, 4);
+    note.captions = {{0, 20 * kPixelScale, note.width, "no samples"}};
+    return note;
+  }
+  for (const auto& tile : tiles) check_pixels(tile.picture);
+  const int count = static_cast<int>(tiles.size());
+  if (columns < 1) columns = static_cast<int>(std::ceil(std::sqrt(count * 1.2)));
+  columns = std::min(columns, count);
+  const int rows = (count + columns - 1) / columns;
+  std::ptrdiff_t breaks = 0;  // of the caption with the most lines
+  for (const auto& tile : tiles) breaks = std::max(breaks, std::ranges::count(tile.caption, '\n'));
+  const int side = side_of(tiles), row = side + 7 + kLine * (1 + static_cast<int>(breaks)) + kGap;
+  auto grid = make_image(kPixelScale * (2 * kPadding + columns * (side + kGap) - kGap),
+                         kPixelScale * (2 * kPadding + rows * row - kGap), 4);
+  grid.title = title;
+  for (int i = 0; i < count; ++i) {
+    const auto& tile = tiles[static_cast<std::size_t>(i)];
+    const int left = kPadding + i % columns * (side + kGap), top = kPadding + i / columns * row;
+    paste_enlarged(tile.picture, grid, kPixelScale * left, kPixelScale * top, kPixelScale * side);
+    if (tile.wrong) paint_frame(grid, kPixelScale * left, kPixelScale * top, kPixelScale * side);
+    grid.captions.push_back({kPixelScale * (left - kGap / 2), kPixelScale * (top + side + 5),
+                             kPixelScale * (side + kGap), tile.caption, tile.wrong});
+  }
+  return grid;
 }
 
 }  // namespace ddprun::image

@@ -2,16 +2,31 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace ddprun::image {
+
+/// Pixels per unit of a panel's width and height: sharp on high-density screens. Pages measure pictures in
+/// units.
+constexpr int kPixelScale = 2;
+
+/// Text that the report page shows over a place that a panel leaves free: centred in `width` pixels, from y
+/// downwards. May have several lines.
+struct Caption {
+  int x = 0, y = 0, width = 0;
+  std::string text;
+  bool wrong = false;  ///< in red
+};
 
 /// Pixels, row by row from the top, a pixel's channels side by side: grey (1), RGB (3) or RGBA (4).
 struct Image {
   int width = 0;
   int height = 0;
   int channels = 0;
-  std::vector<std::uint8_t> bytes;  ///< width * height * channels
+  std::vector<std::uint8_t> bytes;     ///< width * height * channels
+  std::string title = {};              ///< for the report page; PNG files keep it, and the captions
+  std::vector<Caption> captions = {};  ///< the same
 
   /// The first channel of a pixel; the others follow.
   std::uint8_t* pixel(int x, int y) { return bytes.data() + offset(x, y); }
@@ -35,5 +50,21 @@ void paste(const Image& picture, Image& onto, int left, int top);
 
 /// Converts grey, RGB or RGBA to RGB on a white background.
 Image to_rgb(const Image& image);
+
+/// A small picture with a caption of one or more lines: "pred 3 / true 5".
+struct Tile {
+  Image picture;  ///< 1, 3 or 4 channels
+  std::string caption;
+  bool wrong = false;  ///< frame and caption in red
+};
+
+/// Arranges the tiles in rows, each picture scaled to the same square without smoothing, keeping its
+/// proportions.
+///
+/// columns   0: makes the grid about square
+/// returns   RGBA with a transparent ground, and the captions below their pictures; without tiles, a small
+///           one with the caption "no samples"
+/// throws    std::invalid_argument for a picture that encode_png() refuses
+Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title = "", int columns = 0);
 
 }  // namespace ddprun::image

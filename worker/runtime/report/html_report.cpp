@@ -1,7 +1,6 @@
 #include <ddprun/report/html_report.h>
 
 #include <ddprun/common/text.h>
-#include <ddprun/report/page_assets.h>
 
 namespace ddprun::report {
 namespace {
@@ -18,32 +17,34 @@ std::string highlights(const HtmlReport& report) {
   return html + "</dl>\n";
 }
 
-// In dark mode: inverts what as_drawing() marks, such as charts, and keeps hues; the rest lies on top.
-constexpr std::string_view kDarkFilter =
-    R"(<svg width="0" height="0" style="position: absolute" aria-hidden="true">
-<filter id="turned" color-interpolation-filters="sRGB">
-<feComponentTransfer result="pasted"><feFuncA type="linear" slope="255" intercept="-254"/></feComponentTransfer>
-<feColorMatrix in="SourceGraphic" result="drawn" values="0.471 -1.173 -0.118 0 0.91  -0.349 -0.353 -0.118 0 0.91
- -0.349 -1.173 0.702 0 0.91  0 0 0 1 0"/>
-<feComposite in="pasted" in2="drawn"/>
-</filter>
-</svg>
-)";
+std::string image_of(const Figure& figure) {
+  return std::string("<img") + (figure.media_type == "image/svg+xml" ? " class=\"svg\"" : "") +
+         (figure.width > 0 ? formatted(" width=\"%lld\"", static_cast<long long>(figure.width)) : "") +
+         " alt=\"" + html_text(figure.description) + "\" src=\"data:" + html_text(figure.media_type) +
+         ";base64," + base64(figure.bytes) + "\">";
+}
 
-std::string figures(const HtmlReport& report, bool charts) {
+/// The image with its texts, which grow and shrink with it.
+std::string panel_of(const Figure& figure) {
+  auto html = formatted("<div class=\"panel\" style=\"--of:%lld\">", static_cast<long long>(figure.width)) +
+              image_of(figure);
+  for (const auto& text : figure.texts)
+    html += formatted("<span%s style=\"--x:%g;--y:%g;--width:%g\">", text.wrong ? " class=\"wrong\"" : "",
+                      text.x, text.y, text.width) +
+            html_text(text.text) + "</span>";
+  return html + "</div>";
+}
+
+std::string figures(const HtmlReport& report, bool curves) {
   std::string html;
   for (const auto& figure : report.figures) {
-    if ((figure.media_type == "image/svg+xml") != charts) continue;
+    if (figure.curves != curves) continue;
     html += std::string(figure.width >= 1024 ? "<figure class=\"wide\">" : "<figure>") +
-            (figure.title.empty() ? "" : element("figcaption", figure.title)) + "<img" +
-            (charts ? " class=\"svg\"" : "") +
-            (figure.width > 0 ? " width=\"" + std::to_string(figure.width) + "\"" : "") + " alt=\"" +
-            html_text(figure.description) + "\" src=\"data:" + html_text(figure.media_type) + ";base64," +
-            base64(figure.bytes) + "\"></figure>\n";
+            (figure.title.empty() ? "" : element("figcaption", figure.title)) +
+            (figure.texts.empty() ? image_of(figure) : panel_of(figure)) + "</figure>\n";
   }
   if (html.empty()) return "";
-  return element("h2", charts ? "Curves" : "Pictures") + "\n" + std::string(charts ? "" : kDarkFilter) +
-         "<div class=\"figures\">\n" + html + "</div>\n";
+  return element("h2", curves ? "Curves" : "Pictures") + "\n<div class=\"figures\">\n" + html + "</div>\n";
 }
 
 /// The JSON, escaped for a script element.

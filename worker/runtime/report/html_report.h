@@ -15,12 +15,22 @@ std::string html_text(std::string_view text);
 /// RFC 4648, section 4.
 std::string base64(std::string_view bytes);
 
+/// Text over a figure: centred in `width`, from y downwards; the measures are those of Figure::width. May
+/// have several lines.
+struct FigureText {
+  double x = 0, y = 0, width = 0;
+  std::string text;
+  bool wrong = false;  ///< in red
+};
+
 struct Figure {
   std::string title;        ///< above it; may be empty
   std::string media_type;   ///< "image/png", "image/svg+xml"
   std::string bytes;        ///< the file
   std::string description;  ///< the alternative text
   std::int64_t width = 0;   ///< on the page; 0: its width in pixels
+  std::vector<FigureText> texts = {};
+  bool curves = false;  ///< shown only where page.js does not draw them
 };
 
 /// A part of the page: a table, preformatted text (a configuration), or both.
@@ -37,12 +47,16 @@ struct HtmlReport {
   std::string notice;    ///< "running, as of 14:03:05 UTC": if set, the page reloads every 5 s
   std::vector<std::pair<std::string, std::string>> highlights;  ///< few, shown large: {"accuracy", "99.1 %"}
   /// What page.js draws: {"runs": [{"name", "columns": {"step": [...], ...}, "time": {...}, "config"}]};
-  /// empty: only the figures. Where scripts are off, and in a build without dygraphs, the SVG figures show
-  /// the curves.
+  /// empty: only the figures. With JavaScript disabled, and in a build without dygraphs, figures show the
+  /// curves.
   std::string runs_json;
   std::vector<Figure> figures;
   std::vector<Section> sections;
 };
+
+// Generated from page.js, page.css and dygraphs when the build is configured (cmake/page_assets.cmake).
+extern const std::string_view kDygraphsScript;  ///< empty: the build had no dygraphs
+extern const std::string_view kDygraphsStyle, kPageScript, kPageStyle;
 
 /// A self-contained HTML page: pictures and scripts inside, no network. Light or dark like the reader's
 /// system, readable on a phone. Escapes every text and replaces invalid UTF-8.

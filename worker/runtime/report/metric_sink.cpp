@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -48,10 +47,8 @@ AppendFile begin_file(const std::filesystem::path& path, std::string text, const
 
 std::string number_text(double value) {
   if (std::isnan(value)) return "nan";  // regardless of its sign bit
-  char text[32];
   const bool integer = std::isfinite(value) && value == std::trunc(value) && std::abs(value) < 1e15;
-  std::snprintf(text, sizeof text, integer ? "%.0f" : "%.9g", integer ? value + 0.0 : value);  // no "-0"
-  return text;
+  return integer ? formatted("%.0f", value + 0.0) : formatted("%.9g", value);  // no "-0"
 }
 
 AppendFile::AppendFile(std::filesystem::path path, std::optional<std::string_view> begin,
@@ -99,11 +96,11 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
       continue;
     }
     const auto wrong = [&](const std::string& what) {
-      return IoError(path, "line " + std::to_string(number) + ": " + what);
+      return IoError(path, formatted("line %zu: ", number) + what);
     };
     if (cells.size() != columns.size())
-      throw wrong(std::to_string(columns.size()) + " cells expected, as in the first line, got " +
-                  std::to_string(cells.size()));
+      throw wrong(
+          formatted("%zu cells expected, as in the first line, got %zu", columns.size(), cells.size()));
     MetricRow row;
     for (std::size_t i = 0; i < cells.size(); ++i) {
       if (cells[i].empty()) continue;

@@ -2,15 +2,12 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <boost/crc.hpp>
 #include <chrono>
-#include <cstdio>
-#include <nlohmann/json.hpp>
-#include <numeric>
 #include <protozero/pbf_writer.hpp>
 
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::report {
@@ -29,18 +26,11 @@ namespace image {
 constexpr int kHeight = 1, kWidth = 2, kColourSpace = 3, kEncoded = 4;
 }
 namespace tensor {
-constexpr int kType = 1, kShape = 2, kFloats = 5, kStrings = 8;
-constexpr int kFloat = 1, kString = 7;  // the types' numbers
+constexpr int kType = 1, kShape = 2, kStrings = 8;
+constexpr int kString = 7;  // a type's number
 }  // namespace tensor
-constexpr int kSummaryValue = 1, kSessionStatus = 1, kSessionStart = 1, kPluginData = 1, kPluginName = 1,
-              kPluginContent = 2;
-constexpr int kShapeDimension = 2, kDimensionSize = 1, kThresholds = 2;
-namespace hparams {
-constexpr int kSettingInfos = 4, kMetricInfos = 5, kName = 1, kMetricTag = 2, kInfoType = 4;
-constexpr int kTextType = 1, kBoolType = 2, kNumberType = 3;
-constexpr int kSettings = 1, kKey = 1, kValue = 2, kNumber = 2, kText = 3, kBool = 4, kStartTime = 5;
-constexpr int kStatus = 1, kEndTime = 2, kSuccess = 1;
-}  // namespace hparams
+constexpr int kSummaryValue = 1, kSessionStatus = 1, kSessionStart = 1, kPluginData = 1, kPluginName = 1;
+constexpr int kShapeDimension = 2, kDimensionSize = 1;
 
 pbf_writer begin_event(std::string& bytes, EventTime time) {
   pbf_writer writer(bytes);
@@ -63,33 +53,6 @@ std::string summary_event(EventTime time, std::string_view tag, Fill fill) {
   return bytes;
 }
 
-/// Calls fill(tensor) for the elements.
-template <typename Fill>
-void add_tensor(pbf_writer& value, int type, std::initializer_list<std::size_t> sizes, Fill fill) {
-  pbf_writer tensor(value, value::kTensor);
-  tensor.add_enum(tensor::kType, type);
-  {
-    pbf_writer shape(tensor, tensor::kShape);
-    for (const auto size : sizes)
-      pbf_writer(shape, kShapeDimension).add_int64(kDimensionSize, static_cast<std::int64_t>(size));
-  }
-  fill(tensor);
-}
-
-void add_plugin(pbf_writer& value, const char* name, const std::string& content = "") {
-  pbf_writer metadata(value, value::kMetadata);
-  pbf_writer plugin(metadata, kPluginData);
-  plugin.add_string(kPluginName, name);
-  if (!content.empty()) plugin.add_bytes(kPluginContent, content);
-}
-
-/// kind  the number of the message in the plugin's data
-std::string hparams_event(EventTime time, const char* tag, int kind, const std::string& message) {
-  std::string content;
-  pbf_writer(content).add_message(kind, message);
-  return summary_event(time, tag, [&](pbf_writer& value) { add_plugin(value, "hparams", content); });
-}
-
 void append_little_endian(std::string& bytes, std::uint64_t number, int size) {
   for (int i = 0; i < size; ++i) bytes += static_cast<char>(number >> (8 * i) & 0xFF);
 }
@@ -108,10 +71,8 @@ double now_seconds() {
 
 std::filesystem::path event_file(const std::filesystem::path& folder) {
   static std::atomic<int> files_of_this_process{0};
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%010.0f", now_seconds());
-  return folder / ("events.out.tfevents." + std::string(seconds) + "." + host_name() + "." +
-                   std::to_string(::getpid()) + "." + std::to_string(files_of_this_process++));
+  return folder / (formatted("events.out.tfevents.%010.0f.", now_seconds()) + host_name() +
+                   formatted(".%d.%d", ::getpid(), files_of_this_process++));
 }
 
 std::string begin_of_file(std::optional<std::int64_t> purge_from) {
@@ -176,9 +137,17 @@ std::string image_event(EventTime time, std::string_view tag, std::string_view p
 
 std::string text_event(EventTime time, std::string_view tag, std::string_view text) {
   return summary_event(time, std::string(tag) + "/text_summary", [&](pbf_writer& value) {
-    add_tensor(value, tensor::kString, {1},
-               [&](pbf_writer& strings) { strings.add_bytes(tensor::kStrings, text.data(), text.size()); });
-    add_plugin(value, "text");
+    {
+      pbf_writer tensor(value, value::kTensor);
+      tensor.add_enum(tensor::kType, tensor::kString);
+      {
+        pbf_writer shape(tensor, tensor::kShape);
+        pbf_writer(shape, kShapeDimension).add_int64(kDimensionSize, 1);
+      }
+      tensor.add_bytes(tensor::kStrings, text.data(), text.size());
+    }
+    pbf_writer metadata(value, value::kMetadata);
+    pbf_writer(metadata, kPluginData).add_string(kPluginName, "text");
   });
 }
 
@@ -213,71 +182,6 @@ void TensorBoardSink::add_image(std::string_view tag, std::int64_t step, std::st
 
 void TensorBoardSink::add_text(std::string_view tag, std::int64_t step, std::string_view markdown) {
   file_.append(framed(text_event({now_seconds(), step}, tag, markdown)));
-}
-
-void TensorBoardSink::add_pr_curve(std::string_view tag, std::int64_t step, std::span<const double> negatives,
-                                   std::span<const double> positives) {
-  const auto sum = [](auto counts) { return std::accumulate(counts.begin(), counts.end(), 0.0); };
-  const auto thresholds = positives.size();
-  std::vector<float> rows(6 * thresholds);
-  for (std::size_t i = 0; i < thresholds; ++i) {
-    const double found = sum(positives.subspan(i)), wrong = sum(negatives.subspan(i));
-    const double missed = sum(positives.first(i)), spared = sum(negatives.first(i));
-    const double column[] = {found,
-                             wrong,
-                             spared,
-                             missed,
-                             found / std::max(1.0, found + wrong),
-                             found / std::max(1.0, found + missed)};
-    for (std::size_t j = 0; j < 6; ++j) rows[j * thresholds + i] = static_cast<float>(column[j]);
-  }
-  std::string content;
-  pbf_writer(content).add_int32(kThresholds, static_cast<std::int32_t>(thresholds));
-  file_.append(framed(summary_event({now_seconds(), step}, tag, [&](pbf_writer& value) {
-    add_tensor(value, tensor::kFloat, {6, thresholds}, [&](pbf_writer& numbers) {
-      numbers.add_packed_float(tensor::kFloats, rows.begin(), rows.end());
-    });
-    add_plugin(value, "pr_curves", content);
-  })));
-}
-
-void TensorBoardSink::add_settings(std::int64_t step, std::string_view json,
-                                   const std::vector<std::string>& tags) {
-  using namespace hparams;
-  const EventTime now{now_seconds(), step};
-  std::string experiment, session;
-  pbf_writer infos(experiment), start(session);
-  const auto settings = nlohmann::ordered_json::parse(json);
-  for (const auto& [name, value] : settings.items()) {
-    if (value.is_null()) continue;
-    pbf_writer info(infos, kSettingInfos), entry(start, kSettings);
-    info.add_string(kName, name);
-    info.add_enum(kInfoType, value.is_boolean() ? kBoolType : value.is_number() ? kNumberType : kTextType);
-    entry.add_string(kKey, name);
-    pbf_writer typed(entry, kValue);
-    if (value.is_boolean())
-      typed.add_bool(kBool, value.get<bool>());
-    else if (value.is_number())
-      typed.add_double(kNumber, value.get<double>());
-    else
-      typed.add_string(kText, value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  for (const auto& tag : tags) {
-    pbf_writer info(infos, kMetricInfos);
-    pbf_writer(info, kName).add_string(kMetricTag, tag);
-  }
-  start.add_double(kStartTime, now.wall_time);
-  file_.append(framed(hparams_event(now, "_hparams_/experiment", 2, experiment)) +
-               framed(hparams_event(now, "_hparams_/session_start_info", 3, session)));
-}
-
-void TensorBoardSink::add_end(std::int64_t step) {
-  const EventTime now{now_seconds(), step};
-  std::string session;
-  pbf_writer end(session);
-  end.add_enum(hparams::kStatus, hparams::kSuccess);
-  end.add_double(hparams::kEndTime, now.wall_time);
-  file_.append(framed(hparams_event(now, "_hparams_/session_end_info", 4, session)));
 }
 
 }  // namespace ddprun::report

@@ -3,10 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <ddprun/report/metric_sink.h>
 
@@ -56,18 +54,6 @@ class TensorBoardSink : public MetricSink {
   /// markdown  UTF-8
   /// throws    IoError
   void add_text(std::string_view tag, std::int64_t step, std::string_view markdown);
-
-  /// Precision and recall at T thresholds; runs with the same tag are drawn over each other. throws IoError
-  ///
-  /// negatives, positives  T of each: examples with a probability in [i, i + 1) / (T - 1)
-  void add_pr_curve(std::string_view tag, std::int64_t step, std::span<const double> negatives,
-                    std::span<const double> positives);
-
-  /// A row of the hparams tab: a JSON object's members that are not null, and metrics by their tags. throws
-  /// IoError
-  void add_settings(std::int64_t step, std::string_view json, const std::vector<std::string>& tags);
-  /// Marks this row's run as successful. throws IoError
-  void add_end(std::int64_t step);
 
   const std::filesystem::path& path() const { return file_.path(); }
 

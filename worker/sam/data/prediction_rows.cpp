@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include <ddprun/image/drawing.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::sam {
 namespace {
@@ -49,13 +49,15 @@ image::Image resized(const image::Image& picture, int width, int height) {
 image::Image shown_mask(image::Image mask) {
   image::check_pixels(mask);
   if (mask.channels != 1)
-    throw std::invalid_argument("a mask to draw has one channel, got " + std::to_string(mask.channels));
+    throw std::invalid_argument(formatted("a mask to draw has one channel, got %d", mask.channels));
   for (auto& byte : mask.bytes) byte = byte != 0 ? 255 : 0;
   return image::to_rgb(mask);
 }
 
-/// Mixes this share of a colour into a pixel.
+/// Mixes this share of a colour into a pixel, which may be transparent.
 void blend(std::uint8_t* pixel, Rgb colour, double share) {
+  if (pixel[3] == 0) std::ranges::copy(colour, pixel);
+  pixel[3] = std::max(pixel[3], static_cast<std::uint8_t>(std::lround(255 * share)));
   for (std::size_t channel = 0; channel < 3; ++channel)
     pixel[channel] =
         static_cast<std::uint8_t>(std::lround(pixel[channel] + share * (colour[channel] - pixel[channel])));
@@ -125,7 +127,7 @@ void paste(const Panel& panel, image::Image& onto) {
   for (int y = -kScale; y < picture.height + kScale;
        ++y)  // a frame, so that white pictures have visible edges
     for (int x = -kScale; x < picture.width + kScale; ++x)
-      std::copy_n(kEdge.data(), 3, onto.pixel(panel.left + x, panel.top + y));
+      blend(onto.pixel(panel.left + x, panel.top + y), kEdge, 1);
   image::paste(picture, onto, panel.left, panel.top);
 }
 
@@ -148,7 +150,7 @@ void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& 
 }  // namespace
 
 image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::string& part) {
-  if (rows.empty()) return image::draw_note("no samples");
+  if (rows.empty()) return image::draw_image_grid({});
   std::vector<Panel> panels;
   std::vector<int> tops;
   int bottom = kMargin - kGap / 2;
@@ -166,15 +168,12 @@ image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const 
   }
   const std::array titles = {part + " Image with Points", std::string("Ground Truth Mask"),
                              std::string("Predicted Mask"), std::string("Truth Green, Prediction Orange")};
-  auto figure =
-      image::as_drawing(image::draw_image(kWholeWidth, bottom + kMargin - kGap / 2, [&](cairo_t* cairo) {
-        const image::TextStyle style{.size = 15, .align = image::Align::centre, .bold = true};
-        for (const int top : tops)
-          for (int column = 0; column < kColumns; ++column)
-            image::draw_text(cairo, kMargin + column * (kWidth + kGap) + kWidth / 2.0, top - kTitle / 2.0 + 2,
-                             image::fitted(cairo, titles[static_cast<std::size_t>(column)], kWidth, style),
-                             style);
-      }));
+  auto figure = image::make_image(kScale * kWholeWidth, kScale * (bottom + kMargin - kGap / 2), 4);
+  for (const int top : tops)
+    for (int column = 0; column < kColumns; ++column)
+      figure.captions.push_back({kScale * (kMargin + column * (kWidth + kGap)),
+                                 kScale * (top - kTitle / 2 - 5), kScale * kWidth,
+                                 titles[static_cast<std::size_t>(column)]});
   for (const auto& panel : panels) paste(panel, figure);
   for (std::size_t i = 0; i < tops.size(); ++i) {
     draw_points(figure, panels[kColumns * i], rows[i], 7 * kScale);

@@ -28,7 +28,8 @@ struct PredictionRow {
 /// their proportions.
 ///
 /// rows     only the first five are drawn
-/// returns  image::as_drawing(); a small picture saying so if there are no rows
+/// returns  RGBA with a transparent ground, and the titles as captions; without rows, a small one with the
+///          caption "no samples"
 /// throws   std::invalid_argument for a picture that encode_png() refuses, or a coloured mask
 image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows,
                                   const std::string& part = "Training");

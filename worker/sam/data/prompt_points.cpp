@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
 #include <cmath>
+#include <regex>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -37,35 +37,6 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kTypes = {
                                                                                  {"f4", at::kFloat},
                                                                                  {"f8", at::kDouble}}};
 
-/// Reads a header's text from left to right, and remembers whether anything was unexpected.
-class HeaderText {
- public:
-  explicit HeaderText(std::string_view text) : rest_(text) {}
-
-  /// Skips spaces, then the text if it comes next. returns  whether it did
-  bool has(std::string_view text) {
-    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \n"), rest_.size()));
-    if (!rest_.starts_with(text)) return false;
-    rest_.remove_prefix(text.size());
-    return true;
-  }
-  void expect(std::string_view text) { good_ = has(text) && good_; }
-
-  std::int64_t size() {
-    has("");
-    std::int64_t size = -1;
-    const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), size);
-    good_ = good_ && error == std::errc() && size >= 0 && size <= std::int64_t{1} << 40;
-    rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
-    return size;
-  }
-  bool good() const { return good_; }
-
- private:
-  std::string_view rest_;
-  bool good_ = true;
-};
-
 /// The header's text; removes everything before the values from `bytes`.
 std::string take_header(std::string_view& bytes, const std::filesystem::path& path) {
   constexpr std::string_view kMagic = "\x93NUMPY";
@@ -75,12 +46,12 @@ std::string take_header(std::string_view& bytes, const std::filesystem::path& pa
   };
   const auto version = byte(6);
   if (version < 1 || version > 3)
-    throw IoError(path, "has version " + std::to_string(version) + " of the NumPy format, expected 1 to 3");
+    throw IoError(path, c10::str("has version ", version, " of the NumPy format, expected 1 to 3"));
   const std::size_t begin = version == 1 ? 10 : 12;
   const std::size_t length = byte(8) | byte(9) << 8 | (version == 1 ? 0 : byte(10) << 16 | byte(11) << 24);
   if (length > kMaxHeader || begin + length > bytes.size())
-    throw IoError(path, "has a header of " + std::to_string(length) + " bytes, expected at most " +
-                            std::to_string(std::min(kMaxHeader, bytes.size() - begin)));
+    throw IoError(path, c10::str("has a header of ", length, " bytes, expected at most ",
+                                 std::min(kMaxHeader, bytes.size() - begin)));
   auto header = std::string(bytes.substr(begin, length));
   header.erase(header.find_last_not_of(" \n") + 1);
   bytes.remove_prefix(begin + length);
@@ -89,27 +60,17 @@ std::string take_header(std::string_view& bytes, const std::filesystem::path& pa
 
 /// The header is a Python dict with its keys in alphabetical order.
 Layout layout_of(const std::string& header, const std::filesystem::path& path) {
-  HeaderText text(header);
-  Layout layout;
-  for (const auto* part : {"{", "'descr'", ":", "'"}) text.expect(part);
-  layout.big_endian = text.has(">");
-  if (!layout.big_endian) text.has("<") || text.has("|") || text.has("=");
-  const auto* type = std::ranges::find_if(kTypes, [&](const auto& one) { return text.has(one.first); });
-  for (const auto* part : {"'", ",", "'fortran_order'", ":"}) text.expect(part);
-  layout.fortran_order = text.has("True");
-  if (!layout.fortran_order) text.expect("False");
-  for (const auto* part : {",", "'shape'", ":", "("}) text.expect(part);
-  layout.rows = text.size();
-  text.expect(",");
-  layout.columns = text.size();
-  text.has(",");
-  text.expect(")");
-  text.has(",");
-  text.expect("}");
-  if (!text.good() || type == kTypes.end())
+  static const std::regex kDict(
+      R"(\s*\{\s*'descr'\s*:\s*'([<>|=]?)(\w\d)'\s*,\s*'fortran_order'\s*:\s*(True|False)\s*,)"
+      R"(\s*'shape'\s*:\s*\(\s*(\d{1,12})\s*,\s*(\d{1,12})\s*,?\s*\)\s*,?\s*\}.*)");
+  std::smatch parts;
+  const bool fits = std::regex_match(header, parts, kDict);
+  const auto* type = std::ranges::find(kTypes, fits ? parts.str(2) : "",
+                                       &std::pair<std::string_view, at::ScalarType>::first);
+  if (type == kTypes.end())
     throw IoError(path, "expected an array of two dimensions of integers or floats, got " + header);
-  layout.type = type->second;
-  return layout;
+  return {type->second, parts.str(1) == ">", parts.str(3) == "True", std::stoll(parts.str(4)),
+          std::stoll(parts.str(5))};
 }
 
 namespace fs = std::filesystem;
@@ -197,8 +158,8 @@ void read_csv(std::string_view text, PointTable& table) {
     const auto where = "line " + std::to_string(number);
     const auto fields = fields_of(line);
     if (fields.size() != columns)
-      table.fail(where, "expected " + std::to_string(columns) + " values, as the header has names, got " +
-                            std::to_string(fields.size()));
+      table.fail(where,
+                 c10::str("expected ", columns, " values, as the header has names, got ", fields.size()));
     std::array<double, 4> row = {0, 0, 0, 1};
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (places[i] == columns) continue;
@@ -230,9 +191,8 @@ at::Tensor decode_npy(std::string_view bytes, const std::filesystem::path& path)
   const auto rows = static_cast<std::size_t>(layout.rows), columns = static_cast<std::size_t>(layout.columns);
   const bool fits = columns == 0 || rows <= bytes.size() / columns;
   if (!fits || rows * columns * bytes_each != bytes.size())
-    throw IoError(path, "holds " + std::to_string(bytes.size()) + " bytes of values, expected " +
-                            std::to_string(rows) + " x " + std::to_string(columns) + " numbers of " +
-                            std::to_string(bytes_each) + " bytes");
+    throw IoError(path, c10::str("holds ", bytes.size(), " bytes of values, expected ", rows, " x ", columns,
+                                 " numbers of ", bytes_each, " bytes"));
   auto values = at::empty({layout.rows * layout.columns, static_cast<std::int64_t>(bytes_each)}, at::kByte);
   std::ranges::copy(bytes, values.mutable_data_ptr<std::uint8_t>());
   if (layout.big_endian != (std::endian::native == std::endian::big)) values = values.flip(1);

@@ -2,13 +2,48 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include <ddprun/common/errors.h>
-#include <ddprun/image/png.h>
-#include <ddprun/image/read_image.h>
-#include "worker/sam/data/segmentation_files.h"
+#include <ddprun/image/image_files.h>
+#include "worker/sam/model/sam_config.h"
 
 namespace ddprun::sam {
 namespace {
+
+/// Scales the longest side to `longest`.
+ImageSize with_longest_side(ImageSize size, std::int64_t longest) {
+  const double scale = static_cast<double>(longest) / static_cast<double>(std::max(size.height, size.width));
+  const auto side = [&](std::int64_t old) {
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(old) * scale + 0.5));
+  };
+  return {side(size.height), side(size.width)};
+}
+
+void check_size(ImageSize size) {
+  if (size.height < 1 || size.width < 1)
+    throw std::invalid_argument(
+        c10::str("SamProcessor: expected an image of 1 x 1 at least, got ", size.width, " x ", size.height));
+}
+
+/// The nearest neighbour among `old` places for each of `count`, in single precision like ATen.
+at::Tensor nearest(std::int64_t old, std::int64_t count) {
+  const float scale = static_cast<float>(old) / static_cast<float>(count);
+  auto index = at::empty({count}, at::kLong);
+  for (std::int64_t i = 0; i < count; ++i)
+    index.mutable_data_ptr<std::int64_t>()[i] =
+        std::min(static_cast<std::int64_t>((static_cast<float>(i) + 0.5F) * scale), old - 1);
+  return index;
+}
+
+at::Tensor scaled(const at::Tensor& xy, ImageSize original, ImageSize resized) {
+  auto result = xy.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  result.select(-1, 0).mul_(static_cast<double>(resized.width) / static_cast<double>(original.width));
+  result.select(-1, 1).mul_(static_cast<double>(resized.height) / static_cast<double>(original.height));
+  return result;
+}
 
 ImageSize size_of(const image::Image& picture) { return {picture.height, picture.width}; }
 
@@ -55,6 +90,114 @@ image::Image as_image(const at::Tensor& pixels) {
 at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8).mul_(255); }
 
 }  // namespace
+
+SamProcessor::SamProcessor(const Options& options) : options_(options) {
+  if (options.image_size < 1 || options.mask_size < 1)
+    throw std::invalid_argument(c10::str("SamProcessor: expected an image_size and a mask_size above 0, got ",
+                                         options.image_size, " and ", options.mask_size));
+  for (const double deviation : options.std)
+    if (!(deviation > 0))
+      throw std::invalid_argument("SamProcessor: expected standard deviations above 0, got " +
+                                  std::to_string(deviation));
+}
+
+ImageSize SamProcessor::resized(ImageSize original) const {
+  check_size(original);
+  return with_longest_side(original, options_.image_size);
+}
+
+at::Tensor SamProcessor::pixel_values(const image::Image& picture) const {
+  const auto size = resized({picture.height, picture.width});
+  const auto sizes = at::tensor({size.height, size.width}, at::kLong).unsqueeze(0);
+  return normalised(pixels(picture).unsqueeze(0), sizes, colours())[0];
+}
+
+at::Tensor SamProcessor::pixels(const image::Image& picture) const {
+  auto rgb = image::to_rgb(picture);
+  const auto size = resized({rgb.height, rgb.width});
+  const auto bytes =
+      at::from_blob(rgb.bytes.data(), {1, rgb.height, rgb.width, 3}, at::kByte).permute({0, 3, 1, 2});
+  const auto small = at::_upsample_bilinear2d_aa(bytes, {size.height, size.width}, /*align_corners=*/false);
+  const auto side = options_.image_size;
+  auto result = at::zeros({3, side, side}, at::kByte);
+  result.narrow(1, 0, size.height).narrow(2, 0, size.width).copy_(small[0]);
+  return result;
+}
+
+at::Tensor SamProcessor::normalised(const at::Tensor& pixels, const at::Tensor& sizes,
+                                    const at::Tensor& colours) const {
+  const auto place = at::arange(options_.image_size, sizes.options());
+  const auto in_padding = [&](std::int64_t side) {
+    return place >= sizes.select(1, side).unsqueeze(1);
+  };  // [B, S]
+  return pixels.to(at::kFloat)
+      .sub_(colours[0])
+      .div_(colours[1])
+      .masked_fill_((in_padding(0).unsqueeze(2) | in_padding(1).unsqueeze(1)).unsqueeze(1), 0);
+}
+
+at::Tensor SamProcessor::colours() const {
+  auto bytes = at::empty({2, 3, 1, 1});
+  std::ranges::copy(options_.mean, bytes.mutable_data_ptr<float>());
+  std::ranges::copy(options_.std, bytes.mutable_data_ptr<float>() + 3);
+  return bytes.mul_(255);
+}
+
+at::Tensor SamProcessor::points(const at::Tensor& points, ImageSize original) const {
+  return scaled(points, original, resized(original));
+}
+
+at::Tensor SamProcessor::boxes(const at::Tensor& boxes, ImageSize original) const {
+  return scaled(boxes.unflatten(-1, {2, 2}), original, resized(original)).flatten(-2);
+}
+
+at::Tensor SamProcessor::low_resolution_mask(const at::Tensor& mask, std::int64_t side) const {
+  const ImageSize original{mask.size(0), mask.size(1)};
+  check_size(original);
+  const auto size = with_longest_side(original, side);
+  auto result = at::zeros({side, side}, mask.options());
+  result.narrow(0, 0, size.height)
+      .narrow(1, 0, size.width)
+      .copy_(mask.index_select(0, nearest(original.height, size.height))
+                 .index_select(1, nearest(original.width, size.width)));
+  return result;
+}
+
+at::Tensor SamProcessor::mask_logits(const at::Tensor& logits, ImageSize original) const {
+  const auto size = resized(original);
+  const auto side = options_.image_size;
+  const auto masks = logits.reshape({1, -1, logits.size(-2), logits.size(-1)});
+  const auto framed = at::upsample_bilinear2d(masks, {side, side}, /*align_corners=*/false)
+                          .narrow(2, 0, size.height)
+                          .narrow(3, 0, size.width);
+  auto shape = logits.sizes().vec();
+  shape[shape.size() - 2] = original.height;
+  shape[shape.size() - 1] = original.width;
+  return at::upsample_bilinear2d(framed, {original.height, original.width}, /*align_corners=*/false)
+      .reshape(shape);
+}
+
+PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector<at::Tensor>& labels) {
+  if (points.size() != labels.size())
+    throw std::invalid_argument(
+        c10::str("pad_points: expected labels of ", points.size(), " images, got ", labels.size()));
+  std::int64_t most = 1;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (points[i].size(0) != labels[i].size(0))
+      throw std::invalid_argument(c10::str("pad_points: expected ", points[i].size(0), " labels of image ", i,
+                                           ", got ", labels[i].size(0)));
+    most = std::max(most, points[i].size(0));
+  }
+  const auto images = static_cast<std::int64_t>(points.size());
+  PaddedPoints result{at::full({images, 1, most, 2}, kPaddingPoint, at::kDouble),
+                      at::full({images, 1, most}, kPaddingPoint, at::kLong)};
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const auto image = static_cast<std::int64_t>(i), count = points[i].size(0);
+    result.points[image][0].narrow(0, 0, count).copy_(points[i].view({-1, 2}));
+    result.labels[image][0].narrow(0, 0, count).copy_(labels[i]);
+  }
+  return result;
+}
 
 data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
   return prepare_prompted_batch(make_raw_batch(pictures, processor), processor);
@@ -119,8 +262,8 @@ PromptedPicture read_prompted_picture(const std::filesystem::path& path,
   const auto& picture = *prompted.picture;
   for (const auto& point : prompted.points)
     if (point.x >= picture.width || point.y >= picture.height)
-      throw UsageError(point.origin + ": expected a point inside " + path.string() + ", which has " +
-                       std::to_string(picture.width) + " x " + std::to_string(picture.height) + " pixels");
+      throw UsageError(c10::str(point.origin, ": expected a point inside ", path.string(), ", which has ",
+                                picture.width, " x ", picture.height, " pixels"));
   return prompted;
 }
 

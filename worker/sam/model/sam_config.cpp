@@ -1,5 +1,7 @@
 #include "worker/sam/model/sam_config.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -17,21 +19,19 @@ namespace {
 
 std::string multiple(const char* key, std::int64_t value, const char* of, std::int64_t divisor) {
   if (value % divisor == 0) return "";
-  return std::string(key) + ": expected a multiple of " + of + " (" + std::to_string(divisor) + "), got " +
-         std::to_string(value);
+  return c10::str(key, ": expected a multiple of ", of, " (", divisor, "), got ", value);
 }
 
 std::string equal(const char* key, std::int64_t value, const char* other, std::int64_t expected) {
   if (value == expected) return "";
-  return std::string(key) + ": expected " + other + " (" + std::to_string(expected) + "), got " +
-         std::to_string(value);
+  return c10::str(key, ": expected ", other, " (", expected, "), got ", value);
 }
 
 constexpr std::int64_t kColours = 3;
-constexpr std::int64_t kMostPatches = 512;                 // per side, of the image or a window
-constexpr std::int64_t kMostPixels = 1 << 14;              // per side
-constexpr std::int64_t kMostModules = 1024;                // of one kind
-constexpr double kMostParameters = std::int64_t{1} << 31;  // three times SAM huge
+constexpr std::int64_t kMostPatches = 512;                       // per side, of the image or a window
+constexpr std::int64_t kMostPixels = 1 << 14;                    // per side
+constexpr std::int64_t kMostModules = 1024;                      // of one kind
+constexpr std::int64_t kMostParameters = std::int64_t{1} << 31;  // three times SAM huge
 
 /// Keys with an upper bound, so that a model too large for any machine is rejected before allocation.
 std::vector<std::tuple<const char*, std::int64_t, std::int64_t>> bounded_values(const SamConfig& c) {
@@ -74,13 +74,11 @@ std::vector<std::pair<const char*, double>> parameter_counts(const SamConfig& co
 std::string too_large(const SamConfig& config) {
   for (const auto& [key, value, most] : bounded_values(config))
     if (value < 0 || value > most)
-      return std::string(key) + ": expected a number from 0 to " + std::to_string(most) + ", got " +
-             std::to_string(value);
+      return c10::str(key, ": expected a number from 0 to ", most, ", got ", value);
   double total = 0;
   for (const auto& [key, count] : parameter_counts(config))
-    if (total += count; total > kMostParameters)
-      return std::string(key) + ": expected a model of at most " +
-             std::to_string(static_cast<std::int64_t>(kMostParameters)) + " parameters, got more";
+    if (total += count; total > static_cast<double>(kMostParameters))
+      return c10::str(key, ": expected a model of at most ", kMostParameters, " parameters, got more");
   return "";
 }
 
@@ -221,14 +219,14 @@ std::string problem(const SamConfig& config) {
   });
   if (!wrong.empty()) return wrong;
   if (config.vision.num_channels != kColours)
-    return "vision_config.num_channels: expected 3, got " + std::to_string(config.vision.num_channels);
+    return c10::str("vision_config.num_channels: expected 3, got ", config.vision.num_channels);
   if (const auto line = too_large(config); !line.empty()) return line;
   if (config.prompt_encoder.num_point_embeddings < 4)
-    return "prompt_encoder_config.num_point_embeddings: expected 4 at least, got " +
-           std::to_string(config.prompt_encoder.num_point_embeddings);
+    return c10::str("prompt_encoder_config.num_point_embeddings: expected 4 at least, got ",
+                    config.prompt_encoder.num_point_embeddings);
   if (config.mask_decoder.iou_head_depth < 2)
-    return "mask_decoder_config.iou_head_depth: expected 2 at least, got " +
-           std::to_string(config.mask_decoder.iou_head_depth);
+    return c10::str("mask_decoder_config.iou_head_depth: expected 2 at least, got ",
+                    config.mask_decoder.iou_head_depth);
   const auto& [vision, prompt, decoder, range] = config;
   const auto inner = decoder.hidden_size / decoder.attention_downsample_rate;
   for (const auto& line :

@@ -142,6 +142,21 @@ std::int64_t window_of(const SamConfig::Vision& config, std::int64_t layer) {
 
 }  // namespace
 
+torch::Tensor activate(Activation activation, const torch::Tensor& x) {
+  return activation == Activation::kGelu ? torch::gelu(x) : torch::relu(x);
+}
+
+torch::nn::LayerNorm layer_norm(std::int64_t channels, double eps) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({channels}).eps(eps));
+}
+
+SamMlpImpl::SamMlpImpl(std::int64_t channels, std::int64_t hidden, Activation activation)
+    : activation_(activation),
+      lin1_(register_module("lin1", torch::nn::Linear(channels, hidden))),
+      lin2_(register_module("lin2", torch::nn::Linear(hidden, channels))) {}
+
+torch::Tensor SamMlpImpl::forward(const torch::Tensor& x) { return lin2_(activate(activation_, lin1_(x))); }
+
 at::Tensor relative_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                               const at::Tensor& by_row, const at::Tensor& by_column) {
   return RelativeAttention::apply(query, key, value, by_row, by_column);

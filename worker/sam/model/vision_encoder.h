@@ -9,10 +9,32 @@
 #include <cstdint>
 #include <memory>
 
-#include "worker/sam/model/layers.h"
 #include "worker/sam/model/sam_config.h"
 
+// Shapes: B images, P prompts per image, N tokens, C channels, H rows and W columns (of
+// patches, except for pictures and masks), E heads, D channels per head.
+
 namespace ddprun::sam {
+
+torch::Tensor activate(Activation activation, const torch::Tensor& x);
+
+/// LayerNorm over the last dimension.
+torch::nn::LayerNorm layer_norm(std::int64_t channels, double eps);
+
+/// A linear layer, an activation function, a linear layer.
+class SamMlpImpl : public torch::nn::Module {
+ public:
+  SamMlpImpl(std::int64_t channels, std::int64_t hidden, Activation activation);
+
+  /// x        float [..., channels]
+  /// returns  the same shape
+  torch::Tensor forward(const torch::Tensor& x);
+
+ private:
+  Activation activation_;
+  torch::nn::Linear lin1_, lin2_;
+};
+TORCH_MODULE(SamMlp);
 
 /// Attention to the keys of a grid, with biases for the keys' rows and columns:
 ///

@@ -4,7 +4,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/image/read_image.h>
+#include <ddprun/image/image_files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::image {

@@ -1,4 +1,4 @@
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 
 #include <nlohmann/json.hpp>
 
@@ -34,6 +34,22 @@ TEST_CASE("a picture is the same after writing and reading", "[png]") {
     CHECK(read.bytes == image.bytes);
     CHECK(encode_png(image) == read_file(dir.path() / "a.png"));
   }
+}
+
+TEST_CASE("a picture keeps its title and captions in its file", "[png]") {
+  auto image = make_image(5, 4, 4);
+  image.title = "predictions \xe2\x82\xac";
+  image.captions = {{1, 2, 3, "pred \"3\"\ntrue 5", true}, {4, 5, 6, "\xff", false}};
+  const auto bytes = encode_png(image);
+  const auto read = decode_png(bytes, "a.png");
+  CHECK(read.title == image.title);
+  REQUIRE(read.captions.size() == 2);
+  CHECK((read.captions[0].x == 1 && read.captions[0].y == 2 && read.captions[0].width == 3));
+  CHECK((read.captions[0].text == image.captions[0].text && read.captions[0].wrong));
+  CHECK(read.captions[1].text == "\xef\xbf\xbd");  // bytes that are not UTF-8
+  auto damaged = bytes;
+  damaged[damaged.find("[[1,2")] = 'x';
+  CHECK(decode_png(damaged, "a.png").captions.empty());
 }
 
 TEST_CASE("Pillow reads the pixels that were written", "[png]") {

@@ -4,7 +4,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include <ddprun/report/tensorboard_sink.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
@@ -74,28 +74,6 @@ TEST_CASE("a metric's tag begins with what it is of", "[tensorboard]") {
                                                 {"my_max", "my_max"},
                                                 {"val/loss", "val/loss"}}));
   CHECK(tensorboard_tag(metric) == tag);
-}
-
-TEST_CASE("a precision-recall curve is the one that PyTorch's writer computes", "[tensorboard]") {
-  const TempDir dir;
-  TensorBoardSink sink(dir.path());
-  // Buckets of six thresholds; probabilities in their middles.
-  sink.add_pr_curve("val/pr", 3, std::vector<double>{4, 2, 0, 1, 0, 0},
-                    std::vector<double>{0, 1, 0, 2, 5, 1});
-  test::check_python(dir.path(), "tensorboard", R"(
-import numpy
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard.summary import compute_curve
-events = EventAccumulator('.')
-events.Reload()
-curve, = events.Tensors('val/pr')
-found = numpy.array(curve.tensor_proto.float_val).reshape([d.size for d in curve.tensor_proto.tensor_shape.dim])
-of = lambda counts: numpy.concatenate([[min(1, (i + .5) / 5)] * n for i, n in enumerate(counts)])
-negatives, positives = of([4, 2, 0, 1, 0, 0]), of([0, 1, 0, 2, 5, 1])
-labels = numpy.array([0] * len(negatives) + [1] * len(positives))
-expected = compute_curve(labels, numpy.concatenate([negatives, positives]), 6)
-assert numpy.allclose(found, expected), (found, expected)
-)");
 }
 
 TEST_CASE("TensorBoard forgets what a resumed run does again", "[tensorboard]") {

@@ -6,7 +6,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;

@@ -1,4 +1,4 @@
-#include "worker/sam/data/sam_processor.h"
+#include "worker/sam/data/prompted_batch.h"
 
 #include <torch/types.h>
 

@@ -1,4 +1,4 @@
-#include "worker/sam/data/segmentation_files.h"
+#include "worker/sam/data/segmentation_dataset.h"
 
 #include <algorithm>
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include <ddprun/common/files.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 
 namespace ddprun::test {
 

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include <ddprun/image/confusion_matrix.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/optim/monitor.h>
 
@@ -59,7 +58,6 @@ bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::Metric
   log_.result_line(test ? "Test set" : "Validation", last_->totals);
   if (test && run_.task.test_every_epoch)
     log_.warn_unless_finite("test loss", last_->totals.mean_loss(), at.step);
-  if (!last_->probabilities.empty()) log_.pr_curves(test ? "test" : "val", at.step, last_->probabilities);
   if (Clock::now() >= draw_at_) draw_last(at.step);
   return true;
 }
@@ -144,7 +142,7 @@ void RunEvaluation::show_training(const data::Batch& batch, const BatchResult& r
 void RunEvaluation::draw_figures(std::int64_t step) {
   if (!trained_.empty())
     log_.figure("training_samples", "train_samples", step,
-                [&] { return run_.task.draw_samples(trained_, "training set"); });
+                [&] { return Figure{run_.task.draw_samples(trained_, "training set")}; });
   if (last_ && !drawn_) draw_last(step);
 }
 
@@ -154,12 +152,12 @@ void RunEvaluation::draw_last(std::int64_t step) {
   const std::string tag = test ? "test_" : "val_", set = test ? "test set" : "validation set";
   if (run_.task.draw_samples)
     log_.figure("samples", tag + "samples", step,
-                [&] { return run_.task.draw_samples(on_cpu(last_->shown), set); });
+                [&] { return Figure{run_.task.draw_samples(on_cpu(last_->shown), set)}; });
   if (last_->confusion)
     log_.figure("confusion", tag + "confusion", step, [&] {
       const auto counts = last_->confusion->sums();
-      return image::draw_confusion_matrix({run_.task.class_names, {counts.begin(), counts.end()}},
-                                          "confusion matrix of the " + set);
+      return draw_confusion({run_.task.class_names, {counts.begin(), counts.end()}},
+                            "confusion matrix of the " + set);
     });
   drawn_ = true;
   draw_at_ = Clock::now() + kDrawRest * (Clock::now() - begin);

@@ -50,7 +50,7 @@ class RunEvaluation {
   /// Remembers the samples for training_samples.png. Costs a copy from the device.
   void show_training(const data::Batch& batch, const BatchResult& result);
 
-  /// Writes training_samples.png and, if missing, the last evaluation's samples.png and confusion.png.
+  /// Writes training_samples.png and, if missing, the last evaluation's samples.png and confusion.svg.
   void draw_figures(std::int64_t step);
 
  private:

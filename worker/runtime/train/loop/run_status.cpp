@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include <ddprun/report/resource_usage.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/state/run_memory.h>
@@ -28,7 +27,7 @@ RunStatus::Batch::Batch(RunStatus& owner, std::int64_t samples)
       seconds_(owner.spent_.compute),
       waited_(ddp::FullyShardedDataParallel::seconds_waited()) {
   owner.samples_ += samples;
-  if (owner.spent_.start == 0) owner.spent_.start = report::process_seconds();
+  if (owner.spent_.start == 0) owner.spent_.start = process_seconds();
 }
 
 RunStatus::Batch::~Batch() {
@@ -46,7 +45,7 @@ Ledger RunStatus::spent() const {
   all.compute -= waited;
   all.evaluation += evaluation_.seconds();
   all.checkpoint += saver_.stall_seconds();
-  all.total = report::process_seconds();
+  all.total = process_seconds();
   return all;
 }
 

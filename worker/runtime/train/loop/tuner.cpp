@@ -16,11 +16,11 @@
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/image/line_chart.h>
-#include <ddprun/image/png.h>
-#include <ddprun/report/resource_usage.h>
+#include <ddprun/report/charts.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/record/rank_resources.h>
+#include <ddprun/train/record/run_report.h>
 
 namespace ddprun::train {
 namespace {
@@ -51,15 +51,14 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
   return model.train(set.get_epoch_batch(indices, /*epoch=*/0), /*last=*/true).loss.item<double>();
 }
 
-void draw(const Run& run, const char* name, const image::LineChart& chart) {
+void draw(const Run& run, const char* name, const report::LineChart& chart) {
   if (!run.on_rank_0()) return;
-  const auto folder = run.options.out / "figures";
+  const auto file = run.options.out / "figures" / name;
   RunFolder run_folder(run.options.out);
   if (run_folder.identity().run.empty()) run_folder.begin({});
-  std::filesystem::create_directories(folder);
-  run_folder.claim(folder / name);
-  image::write_png(folder / name, image::draw_line_chart(chart));
-  log_info("drawn in " + (folder / name).string());
+  run_folder.claim(file);
+  write_figure(file, report::line_chart_svg(chart));
+  log_info("drawn in " + file.string());
 }
 
 std::string short_number(double value) { return formatted("%.3g", value); }
@@ -135,9 +134,9 @@ std::optional<double> find_lr(const Task& task, const TrainerOptions& options,
     in_force.heartbeat.beat();
   }
   const auto suggestion = search.suggestion();
-  image::LineChart chart{
+  report::LineChart chart{
       .title = "Learning rate finder", .x_label = "log10(learning rate)", .y_label = "loss"};
-  image::Series curve{"smoothed loss", {}, search.losses()}, best{"suggestion", {}, {}};
+  report::Series curve{"smoothed loss", {}, search.losses()}, best{"suggestion", {}, {}};
   for (std::size_t i = 0; i < search.lrs().size(); ++i) {
     curve.x.push_back(std::log10(search.lrs()[i]));
     if (search.lrs()[i] != suggestion) continue;
@@ -145,7 +144,7 @@ std::optional<double> find_lr(const Task& task, const TrainerOptions& options,
     best.y = {0, search.losses()[i]};
   }
   chart.series = {curve, best};
-  draw(run, "lr_finder.png", chart);
+  draw(run, "lr_finder.svg", chart);
   if (run.on_rank_0())
     log_info(suggestion ? "suggested learning rate: --lr " + short_number(*suggestion)
                         : "no suggestion: the loss diverged too early to see where it falls");
@@ -160,14 +159,14 @@ std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
   const Run run{task, in_force, group};
   ParallelModel model(run);
   task.module->train();
-  report::ResourceUsage usage;
-  image::Series speeds{"samples/s", {}, {}};
+  ResourceUsage usage;
+  report::Series speeds{"samples/s", {}, {}};
   std::int64_t largest = 0;
   std::string why = "the training set has no more samples";
-  const double before = usage.sample().peak_rss_mb;
+  const double before = usage.sample()[kPeakRss];
   for (in_force.batch_size = 2; in_force.batch_size <= task.train_set->size(); in_force.batch_size *= 2) {
     const auto speed = try_batch_size(model, run);
-    const auto after = usage.sample().peak_rss_mb;
+    const auto after = usage.sample()[kPeakRss];
     why = "batches of " + std::to_string(in_force.batch_size) + " do not fit in memory";
     if (!speed) break;
     largest = in_force.batch_size;
@@ -180,7 +179,7 @@ std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
     why = "the training set has no more samples";
     in_force.heartbeat.beat();
   }
-  draw(run, "batch_size_finder.png",
+  draw(run, "batch_size_finder.svg",
        {.title = "Batch size finder",
         .x_label = "log2(batch size)",
         .y_label = "samples/s",

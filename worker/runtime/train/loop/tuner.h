@@ -33,14 +33,14 @@ class LrSearch {
   bool diverged_ = false;
 };
 
-/// Trains with rising learning rates, reports the best, and draws lr_finder.png into figures/ of the run
+/// Trains with rising learning rates, reports the best, and draws lr_finder.svg into figures/ of the run
 /// folder. Every rank calls it. Changes the task's module.
 /// returns  the suggestion
 std::optional<double> find_lr(const Task& task, const TrainerOptions& options,
                               const ddp::ProcessGroup& group);
 
 /// Doubles the batch size from 2 on, for three steps each, until memory or the training set is exhausted, as
-/// Lightning's Tuner.scale_batch_size() does; reports the largest that fits, and draws batch_size_finder.png:
+/// Lightning's Tuner.scale_batch_size() does; reports the largest that fits, and draws batch_size_finder.svg:
 /// samples per second. On a CPU, does not try a batch that needs more than the free memory.
 /// returns  the largest batch size that fits; 0: none fits
 /// throws   UsageError for several ranks

@@ -67,8 +67,6 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
   Evaluation found{Totals(task.measures)};
   const auto classes = static_cast<std::int64_t>(task.class_names.size());
   if (classes > 1) found.confusion.emplace(classes);
-  auto probabilities = torch::zeros({run.options.tensorboard ? classes * 2 * kThresholds : 0},
-                                    at::device(run.group.device()).dtype(torch::kInt64));
   const auto fewest = set.size() / run.group.size();  // examples on a rank
   std::int64_t shown = 0;
   for (std::int64_t number = 0; max_batches == 0 || number < max_batches; ++number) {
@@ -78,8 +76,6 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
     const auto result = model.evaluate(*batch);
     found.totals.add(result, counted);
     if (found.confusion) found.confusion->add(result.scores, batch->target, counted);
-    if (probabilities.numel() > 0)
-      probabilities += probability_counts(result.scores, batch->target, classes, counted);
     if (shown < task.shown_samples) found.shown.push_back({*batch, result});
     shown += batch->size();
     to_count -= counted;
@@ -91,10 +87,6 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
     sum_over_ranks(sum, found.totals, *found.confusion);
   else
     sum_over_ranks(sum, found.totals);
-  if (probabilities.numel() > 0) {
-    const auto own = probabilities.cpu().to(torch::kFloat64);
-    found.probabilities = sum({own.data_ptr<double>(), own.data_ptr<double>() + own.numel()});
-  }
   return found;
 }
 

@@ -45,7 +45,6 @@ class Totals {
 struct Evaluation {
   Totals totals;                                  ///< over all ranks
   std::optional<ConfusionMatrix> confusion = {};  ///< over all ranks, if the task names classes
-  std::vector<double> probabilities = {};         ///< the same, for TensorBoard: probability_counts()
   std::vector<Evaluated> shown = {};              ///< this rank's, for Task::draw_samples
 };
 

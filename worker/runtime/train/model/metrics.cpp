@@ -65,18 +65,4 @@ void ConfusionMatrix::set_sums(const std::vector<double>& sums) {
   counts_ = torch::tensor(sums, torch::kFloat64).to(torch::kInt64);
 }
 
-at::Tensor probability_counts(const at::Tensor& scores, const at::Tensor& target, std::int64_t classes,
-                              std::int64_t count) {
-  const torch::NoGradGuard no_grad;
-  const auto taken = first(scores.detach(), count).to(torch::kFloat32), truth = first(target, count);
-  const auto likely = classes == 1 ? taken.reshape({-1, 1}).sigmoid() : taken.softmax(1);
-  const auto own =
-      classes == 1 ? (truth > 0.5).reshape({-1, 1}).to(torch::kInt64) : torch::one_hot(truth, classes);
-  const auto bucket = (likely.nan_to_num(0) * (kThresholds - 1)).to(torch::kInt64);
-  const auto row = 2 * torch::arange(classes, bucket.options()) + own;
-  const auto places = (row * kThresholds + bucket).flatten();
-  return torch::zeros({classes * 2 * kThresholds}, places.options())
-      .index_add(0, places, torch::ones_like(places));
-}
-
 }  // namespace ddprun::train

@@ -49,17 +49,6 @@ class ConfusionMatrix {
   at::Tensor counts_;
 };
 
-/// For precision-recall curves of each class against the rest: for each class, how many other examples, then
-/// how many of its own, have a probability in [i, i + 1) / (kThresholds - 1). On their device.
-///
-/// scores   [B, K], whose softmax gives the probabilities; for one class: logits of any shape [B, ...]
-/// target   int64 [B], class numbers; for one class: 0 or 1 for each score
-/// count    examples to take
-/// returns  int64 [classes * 2 * kThresholds]
-at::Tensor probability_counts(const at::Tensor& scores, const at::Tensor& target, std::int64_t classes,
-                              std::int64_t count);
-constexpr std::int64_t kThresholds = 127;
-
 /// Element-wise over ranks, such as ddp::all_reduce_sum with a group.
 using SumOverRanks = std::function<std::vector<double>(std::vector<double>)>;
 

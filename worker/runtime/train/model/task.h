@@ -79,8 +79,7 @@ struct Task {
   bool test_every_epoch = false;       ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;  ///< for validation and test, on each rank
   std::vector<std::string> measures;   ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
-  /// With scores: names for a confusion matrix and precision-recall curves. For K classes, scores are [B, K]
-  /// and their softmax the probabilities; for one, they are logits shaped like the target of 0 or 1.
+  /// With scores: names for a confusion matrix of K classes, at least 2; scores are [B, K].
   std::vector<std::string> class_names;
   std::function<BatchResult(const data::Batch&)> compute_loss;  ///< forward pass and loss
 

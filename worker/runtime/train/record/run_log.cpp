@@ -13,7 +13,6 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/train/record/run_report.h>
 
 namespace ddprun::train {
 namespace {
@@ -78,7 +77,7 @@ constexpr std::chrono::seconds kPageEvery{5};
 
 /// "1 rank", "2 ranks"
 std::string counted(std::int64_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  return c10::str(count, " ", what, count == 1 ? "" : "s");
 }
 
 /// "32-bit, batch size 128 per rank, 256 in total, learning rate 0.001, 1199882 parameters"
@@ -90,7 +89,7 @@ std::string step_line(const Run& run, double learning_rate) {
   return c10::str(kPrecision[static_cast<int>(options.precision.precision)], ", batch size ",
                   options.batch_size, " per rank, ",
                   options.batch_size * options.accumulate * run.group.size(), " in total",
-                  options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "",
+                  options.accumulate > 1 ? c10::str(" (", options.accumulate, " accumulated)") : "",
                   ", learning rate ", learning_rate, ", ", parameters, " parameters");
 }
 
@@ -127,7 +126,7 @@ RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at,
   record.columns = run.metric_columns();
   if (group.size() > 1 && !run_.options.parallel.fsdp)
     for (const auto& [name, value] : all_times({})) record.columns.push_back(name);
-  for (auto& name : report::resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
+  for (auto& name : resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
   record.resumed_at = resumed_at;
   record.resumed_rows = resumed_rows;
   record.tensorboard = run_.options.tensorboard;
@@ -147,7 +146,7 @@ void RunLog::announce(double learning_rate) {
   const auto& task = run_.task;
   auto line = "Training " + task.name + " on " + counted(run_.group.size(), "rank");
   const auto add = [&](const char* between, const auto& set, const char* what) {
-    if (set) line += between + std::to_string(set->size()) + what;
+    if (set) line += c10::str(between, set->size(), what);
   };
   add(", ", task.train_set, " training");
   add(task.test_set ? ", " : " and ", task.validation_set, " validation");
@@ -158,20 +157,7 @@ void RunLog::announce(double learning_rate) {
                                : "Process group initialized: " + counted(run_.group.size(), "rank") +
                                      " over " + run_.group.backend() + " on " + device);
   print(step_line(run_, learning_rate));
-  if (record_) add_settings();
-}
-
-/// For TensorBoard.
-void RunLog::add_settings() {
-  auto settings = nlohmann::ordered_json::parse(run_.options.config_json);
-  settings["ranks"] = run_.group.size();
-  std::vector<std::string> tags;
-  for (const auto& name : run_.metric_columns())
-    if (name != "epoch" && name != "step" && name != "lr") tags.push_back(report::tensorboard_tag(name));
-  record_->add_events([&](report::TensorBoardSink& sink, std::int64_t step) {
-    sink.add_text("config", step, as_code(text_if_any(run_.options.out / "config.toml")));
-    sink.add_settings(step, settings.dump(), tags);
-  });
+  if (record_) record_->add_text("config", as_code(text_if_any(run_.options.out / "config.toml")));
 }
 
 void RunLog::row(const report::MetricRow& row) {
@@ -207,25 +193,13 @@ void RunLog::result_line(const std::string& set, const Totals& totals) {
 }
 
 void RunLog::figure(const std::string& name, const std::string& metric, std::int64_t step,
-                    const std::function<image::Image()>& draw) {
+                    const std::function<Figure()>& draw) {
   if (!record_ || !run_.options.report) return;
   try {
     record_->add_figure(name, report::tensorboard_tag(metric), step, draw());
   } catch (const std::exception& error) {
-    log_warning("no " + name + ".png: " + error.what());
+    log_warning("no figure " + name + ": " + error.what());
   }
-}
-
-void RunLog::pr_curves(const std::string& set, std::int64_t step, const std::vector<double>& counts) {
-  if (!record_) return;
-  constexpr std::size_t kHalf = kThresholds, kMostCurves = 20;
-  const auto& names = run_.task.class_names;
-  record_->add_events([&](report::TensorBoardSink& sink, std::int64_t) {
-    for (std::size_t i = 0; i < std::min(names.size(), kMostCurves); ++i)
-      sink.add_pr_curve(report::tensorboard_tag(set + "_pr/" + names[i]), step,
-                        std::span(counts).subspan(2 * i * kHalf, kHalf),
-                        std::span(counts).subspan((2 * i + 1) * kHalf, kHalf));
-  });
 }
 
 void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64_t step) {
@@ -247,7 +221,6 @@ void RunLog::finish(const RunSummary& summary) {
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n", !summary.checkpoint.empty());
-  record_->add_events([&](report::TensorBoardSink& sink, std::int64_t) { sink.add_end(summary.steps); });
   if (!summary.checkpoint.empty()) print("checkpoint: " + summary.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
@@ -275,7 +248,7 @@ void RunLog::write_report() {
   const auto& folder = run_.options.out;
   try {
     const auto charts = charts_of(report::read_metrics_csv(record_->metrics_path()));
-    for (const auto& chart : charts) run_.folder->claim(folder / "figures" / (chart.name + ".png"));
+    for (const auto& chart : charts) run_.folder->claim(folder / "figures" / (chart.name + ".svg"));
     write_charts(folder / "figures", charts);
     run_.folder->claim(folder / "report.html");
     write_run_report(folder, folder / "report.html");

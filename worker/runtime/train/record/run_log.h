@@ -59,13 +59,10 @@ class RunLog {
                 const report::MetricRow& more);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
-  /// Writes the picture to figures/NAME.png and, under this metric, to TensorBoard, if the run has a report.
-  /// Errors are only warnings.
+  /// Writes the figure to figures/ and, under this metric, to TensorBoard, if the run has a report. Errors
+  /// are only warnings.
   void figure(const std::string& name, const std::string& metric, std::int64_t step,
-              const std::function<image::Image()>& draw);
-  /// Sends to TensorBoard the precision-recall curves of the first 20 classes. set: "val", "test"; counts:
-  /// Evaluation::probabilities
-  void pr_curves(const std::string& set, std::int64_t step, const std::vector<double>& counts);
+              const std::function<Figure()>& draw);
 
   /// Warns once per run that the training has diverged.
   void warn_unless_finite(const std::string& what, double loss, std::int64_t step);
@@ -80,7 +77,6 @@ class RunLog {
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
-  void add_settings();
   void write_best(const RunSummary& summary);
   void write_report();
   void write_page_so_far();

@@ -11,9 +11,8 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include <ddprun/serialize/pt_file.h>
-#include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
@@ -163,18 +162,21 @@ void RunRecord::add_metrics(const report::MetricRow& row) {
 }
 
 void RunRecord::add_figure(const std::string& name, const std::string& tag, std::int64_t step,
-                           const image::Image& picture) {
+                           const Figure& figure) {
   unless_disk_full([&] {
+    const auto& picture = figure.picture;
     const auto png = image::encode_png(picture);
-    folder_.claim(folder_.path() / "figures" / (name + ".png"));
-    write_figure(folder_.path() / "figures", name, png);
+    const auto file = folder_.path() / "figures" / (name + (figure.svg.empty() ? ".png" : ".svg"));
+    folder_.claim(file);
+    write_figure(file, figure.svg.empty() ? png : figure.svg);
     if (tensorboard_)
       tensorboard_->add_image(tag, step, png, picture.width, picture.height, picture.channels);
   });
 }
 
-void RunRecord::add_events(const std::function<void(report::TensorBoardSink&, std::int64_t)>& add) {
-  if (tensorboard_) unless_disk_full([&] { add(*tensorboard_, options_.resumed_at.value_or(0)); });
+void RunRecord::add_text(const std::string& tag, const std::string& markdown) {
+  if (tensorboard_)
+    unless_disk_full([&] { tensorboard_->add_text(tag, options_.resumed_at.value_or(0), markdown); });
 }
 
 void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request,

@@ -10,9 +10,9 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <ddprun/image/image.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/report/tensorboard_sink.h>
+#include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_writer.h>
 #include <ddprun/train/state/run_folder.h>
@@ -50,11 +50,10 @@ class RunRecord {
   void add_metrics(const report::MetricRow& row);
   std::int64_t rows() const { return rows_; }  ///< so far, including a resumed run's
 
-  /// Writes figures/NAME.png and, in TensorBoard, the picture under this tag.
-  void add_figure(const std::string& name, const std::string& tag, std::int64_t step,
-                  const image::Image& picture);
-  /// Calls add(sink, the step the run began with) if there are event files.
-  void add_events(const std::function<void(report::TensorBoardSink&, std::int64_t)>& add);
+  /// Writes figures/NAME.png or .svg and, in TensorBoard, the picture under this tag.
+  void add_figure(const std::string& name, const std::string& tag, std::int64_t step, const Figure& figure);
+  /// In TensorBoard, at the step the run began with.
+  void add_text(const std::string& tag, const std::string& markdown);
 
   /// Writes the state in the background, then deletes request.doomed; ignores empty paths. Without a request:
   /// writes to checkpoint_path().

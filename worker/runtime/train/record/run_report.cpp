@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <ctime>
-#include <functional>
 #include <map>
 #include <set>
 #include <system_error>
@@ -15,9 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
-#include <ddprun/image/drawing.h>
-#include <ddprun/image/png.h>
-#include <ddprun/image/read_image.h>
+#include <ddprun/image/image_files.h>
 #include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
@@ -27,21 +24,18 @@ using report::MetricRow;
 
 /// A chart and the metrics it shows.
 struct Kind {
-  std::string name, title;
-  std::function<bool(const std::string&)> shows;
+  const char* name;
+  const char* title;
+  bool (*shows)(const std::string& metric);
 };
-
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
-      {"loss", "loss", [](const std::string& name) { return name.find("loss") != std::string::npos; }},
-      {"accuracy", "accuracy",
-       [](const std::string& name) {
-         const auto ends = {"acc", "accuracy", "dice", "iou"};
-         return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); });
-       }},
-      {"lr", "learning rate", [](const std::string& name) { return name == "lr"; }}};
-  return all;
-}
+constexpr Kind kKinds[] = {
+    {"loss", "loss", [](const std::string& name) { return name.find("loss") != std::string::npos; }},
+    {"accuracy", "accuracy",
+     [](const std::string& name) {
+       const auto ends = {"acc", "accuracy", "dice", "iou"};
+       return std::ranges::any_of(ends, [&](const char* end) { return name.ends_with(end); });
+     }},
+    {"lr", "learning rate", [](const std::string& name) { return name == "lr"; }}};
 
 /// "epoch" if no two rows of the chart have the same one, else "step".
 std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
@@ -55,8 +49,8 @@ std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
   return "epoch";
 }
 
-image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) {
-  image::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
+report::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) {
+  report::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
   std::map<std::string, std::size_t> index_of;
   for (const auto& row : rows) {
     const auto x = find_metric(row, chart.x_label);
@@ -78,18 +72,26 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
 }
 
 /// Alternative text: the last value of each curve.
-std::string description_of(const image::LineChart& chart) {
+std::string description_of(const report::LineChart& chart) {
   std::string text = chart.title + " over " + chart.x_label + "s";
   for (const auto& series : chart.series)
     text += "; " + series.name + " ends at " + formatted("%.4g", series.y.back());
   return text;
 }
 
-std::filesystem::path file_in(const std::filesystem::path& folder, const std::string& name) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw IoError(folder, "cannot create the folder", error.value());
-  return folder / (name + ".png");
+/// A file of the run's folder, as the page shows it. throws IoError
+report::Figure figure_in(const std::filesystem::path& file) {
+  report::Figure figure{"", "image/svg+xml", read_file(file), file.stem()};
+  if (file.extension() == ".svg") return figure;
+  figure.media_type = "image/png";
+  const auto picture = image::decode_png(figure.bytes, file);
+  figure.title = picture.title;
+  figure.width = picture.width / image::kPixelScale;
+  for (const auto& [x, y, width, text, wrong] : picture.captions)
+    figure.texts.push_back({static_cast<double>(x) / image::kPixelScale,
+                            static_cast<double>(y) / image::kPixelScale,
+                            static_cast<double>(width) / image::kPixelScale, text, wrong});
+  return figure;
 }
 
 using nlohmann::ordered_json;
@@ -230,7 +232,7 @@ Rows highlights_of(const ordered_json& summary) {
 
 std::vector<NamedChart> charts_of(const std::vector<MetricRow>& rows) {
   std::vector<NamedChart> charts;
-  for (const auto& kind : kinds())
+  for (const auto& kind : kKinds)
     if (auto chart = chart_of(rows, kind); !chart.series.empty())
       charts.push_back({kind.name, std::move(chart)});
   return charts;
@@ -238,7 +240,24 @@ std::vector<NamedChart> charts_of(const std::vector<MetricRow>& rows) {
 
 void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts) {
   for (const auto& [name, chart] : charts)
-    image::write_png(file_in(folder, name), image::draw_line_chart(chart));
+    write_figure(folder / (name + ".svg"), report::line_chart_svg(chart));
+}
+
+Figure draw_confusion(const report::ConfusionMatrix& matrix, const std::string& title) {
+  constexpr int kRight[] = {8, 82, 148}, kWrong[] = {199, 64, 13};
+  const int classes = static_cast<int>(matrix.classes.size()), side = std::max(1, 480 / std::max(1, classes));
+  Figure figure{image::make_image(classes * side, classes * side, 3, 255),
+                report::confusion_matrix_svg(matrix, title)};
+  for (const auto& cell : report::cells_of(matrix))
+    for (int y = 0; y < side; ++y)
+      for (int x = 0; x < side; ++x) {
+        auto* pixel = figure.picture.pixel(static_cast<int>(cell.column) * side + x,
+                                           static_cast<int>(cell.row) * side + y);
+        for (int channel = 0; channel < 3; ++channel)
+          pixel[channel] = static_cast<std::uint8_t>(std::lround(
+              255 - cell.strength * (255 - (cell.row == cell.column ? kRight : kWrong)[channel])));
+      }
+  return figure;
 }
 
 std::string text_if_any(const std::filesystem::path& file) {
@@ -249,8 +268,11 @@ std::string text_if_any(const std::filesystem::path& file) {
   }
 }
 
-void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png) {
-  write_file_atomic(file_in(folder, name), png);
+void write_figure(const std::filesystem::path& file, const std::string& bytes) {
+  std::error_code error;
+  std::filesystem::create_directories(file.parent_path(), error);
+  if (error) throw IoError(file.parent_path(), "cannot create the folder", error.value());
+  write_file_atomic(file, bytes);
 }
 
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
@@ -260,20 +282,23 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
   for (const auto& [name, chart] : charts) {
     auto untitled = chart;  // the page shows the title above it
     untitled.title.clear();
-    figures.push_back(
-        {chart.title, "image/svg+xml", image::line_chart_svg(untitled, 600, 380), description_of(chart)});
-    drawn.insert(name + ".png");
+    figures.push_back({.title = chart.title,
+                       .media_type = "image/svg+xml",
+                       .bytes = report::line_chart_svg(untitled, 600, 380),
+                       .description = description_of(chart),
+                       .curves = true});
+    drawn.insert(name + ".svg");
   }
   std::set<std::filesystem::path> others;
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error))
-    if (entry->path().extension() == ".png" && !drawn.contains(entry->path().filename()))
-      others.insert(entry->path());
+    if (const auto& file = entry->path();
+        (file.extension() == ".png" || file.extension() == ".svg") && !drawn.contains(file.filename()))
+      others.insert(file);
   for (const auto& path : others) {
     try {
-      figures.push_back({"", "image/png", read_file(path), path.stem(),
-                         image::peek_size(path).value_or(image::PictureSize{}).width / image::kPixelScale});
+      figures.push_back(figure_in(path));
     } catch (const IoError&) {  // the report omits it
     }
   }
@@ -314,7 +339,7 @@ void write_comparison(const std::vector<std::filesystem::path>& run_folders,
     runs.push_back(run_for_page(run));
     page.sections.push_back({run.name + describe_origin(run.environment), highlights_of(run.summary), ""});
   }
-  page.title = std::to_string(runs.size()) + " runs";
+  page.title = formatted("%zu runs", runs.size());
   page.runs_json = runs_for_page(runs);
   write_file_atomic(file, report::to_html(page));
 }

@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/image/line_chart.h>
+#include <ddprun/image/image.h>
+#include <ddprun/report/charts.h>
 #include <ddprun/report/html_report.h>
 #include <ddprun/report/metric_sink.h>
 
@@ -13,7 +14,7 @@ namespace ddprun::train {
 /// A chart and its file name without extension: "loss", "accuracy", "lr".
 struct NamedChart {
   std::string name;
-  image::LineChart chart;
+  report::LineChart chart;
 };
 
 /// One chart each for losses (names with "loss"), shares (names ending in "acc", "accuracy", "dice" or "iou")
@@ -21,13 +22,24 @@ struct NamedChart {
 /// has a different one, else "step".
 std::vector<NamedChart> charts_of(const std::vector<report::MetricRow>& rows);
 
-/// Writes FOLDER/NAME.png for each; creates the folder. throws IoError
+/// Writes FOLDER/NAME.svg for each; creates the folder. throws IoError
 void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts);
 
-/// Writes an encoded PNG as FOLDER/NAME.png; creates the folder. throws IoError
-void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png);
+/// A picture that is drawn as an SVG file, and with fewer details as pixels for TensorBoard, or as pixels
+/// alone.
+struct Figure {
+  image::Image picture;
+  std::string svg = {};  ///< empty: the picture is the file
+};
 
-/// For the report: the charts as SVG, then the folder's other PNG files by name, if they can be read.
+/// The matrix, with its counts; as pixels without them.
+/// throws  std::invalid_argument as report::cells_of()
+Figure draw_confusion(const report::ConfusionMatrix& matrix, const std::string& title);
+
+/// Writes a file; creates the folder. throws IoError
+void write_figure(const std::filesystem::path& file, const std::string& bytes);
+
+/// For the report: the charts, then the folder's other SVG and PNG files by name, if they can be read.
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
                                            const std::vector<NamedChart>& charts);
 

@@ -86,22 +86,3 @@ TEST_CASE("metrics without samples have no value, and wrong inputs are refused",
   CHECK_THROWS(ConfusionMatrix(2).add(torch::zeros({1, 2}), torch::tensor({2})));
   CHECK_THROWS(ConfusionMatrix(2).add(torch::zeros({1, 2}), torch::tensor({-1})));
 }
-
-TEST_CASE("probabilities are counted by class, threshold and whether they were right", "[metrics]") {
-  constexpr std::int64_t kOfClass = 2 * train::kThresholds;
-  const auto places_of = [](const Tensor& counts) {
-    CHECK(counts.max().item<std::int64_t>() == 1);
-    const auto places = counts.nonzero().flatten();
-    return std::vector<std::int64_t>(places.data_ptr<std::int64_t>(),
-                                     places.data_ptr<std::int64_t>() + places.numel());
-  };
-  const auto likely = torch::tensor({{0.51, 0.2, 0.29}, {0.1, 0.8, 0.1}, {1.0, 0.0, 0.0}});
-  // The last one is padding.
-  CHECK(places_of(train::probability_counts(likely.log(), torch::tensor({0, 2, 0}), 3, 2)) ==
-        std::vector<std::int64_t>{12, 127 + 64, kOfClass + 25, kOfClass + 100, 2 * kOfClass + 36,
-                                  2 * kOfClass + 127 + 12});
-  // Of one class; a model that has diverged has no probabilities.
-  const auto logits = torch::tensor({{-40.0F, 0.0F}, {NAN, 40.0F}});
-  CHECK(places_of(train::probability_counts(logits, torch::tensor({{0, 1}, {1, 1}}), 1, 2)) ==
-        std::vector<std::int64_t>{0, 127, 127 + 63, 127 + 126});
-}

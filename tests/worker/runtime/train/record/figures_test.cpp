@@ -2,13 +2,13 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::train {
 namespace {
 
-std::vector<std::string> names_of(const image::LineChart& chart) {
+std::vector<std::string> names_of(const report::LineChart& chart) {
   std::vector<std::string> names;
   for (const auto& series : chart.series) names.push_back(series.name);
   return names;
@@ -58,13 +58,17 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
   const auto folder = dir.path() / "figures";
   const auto charts = charts_of(rows_of_two_epochs());
   write_charts(folder, charts);
-  for (const char* name : {"samples", "confusion"})
-    write_figure(folder, name, image::encode_png(image::make_image(128, 128, 3)));
-  for (const char* name : {"loss", "accuracy", "lr", "samples", "confusion"}) {
-    const auto picture = image::read_png(folder / (std::string(name) + ".png"));
-    CHECK(picture.width >= 100);
-  }
-  CHECK(image::read_png(folder / "loss.png").width == 1600);
+  const auto grid =
+      image::draw_image_grid({{image::make_image(28, 28, 3), "pred 3", true}}, "samples of the test set");
+  write_figure(folder / "samples.png", image::encode_png(grid));
+  const auto confusion = draw_confusion({{"a", "b"}, {9, 1, 0, 9}}, "confusion");
+  write_figure(folder / "confusion.svg", confusion.svg);
+  CHECK(confusion.picture.width == 480);
+  CHECK(confusion.picture.pixel(10, 470)[0] == 255);
+  CHECK(confusion.picture.pixel(470, 470)[0] == 8);
+  for (const char* name : {"loss", "accuracy", "lr"})
+    CHECK(read_file(folder / (std::string(name) + ".svg")).starts_with("<svg "));
+  write_figure(folder / "broken.png", "no picture");
 
   const auto figures = report_figures(folder, charts);
   Names names;
@@ -73,15 +77,21 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
                        "Dice, IoU and pixel accuracy over epochs; train_acc ends at 0.7; val_acc ends at "
                        "0.6; val_iou ends at "
                        "0.3: image/svg+xml",
-                       "learning rate over steps; lr ends at 0.01: image/svg+xml", "confusion: image/png",
+                       "learning rate over steps; lr ends at 0.01: image/svg+xml", "confusion: image/svg+xml",
                        "samples: image/png"});
   CHECK(figures[2].title == "learning rate");
+  CHECK((figures[2].curves && !figures[3].curves));
   CHECK(figures[4].bytes == read_file(folder / "samples.png"));
+  CHECK(figures[4].title == "samples of the test set");
+  CHECK(figures[4].width == grid.width / 2);
+  REQUIRE(figures[4].texts.size() == 1);
+  CHECK(figures[4].texts[0].text == "pred 3");
+  CHECK(figures[4].texts[0].y == grid.captions[0].y / 2.0);
   CHECK(report_figures(dir.path() / "none", {}).empty());
 }
 
 TEST_CASE("figures that cannot be written are refused by name", "[figures]") {
-  CHECK_THROWS_AS(write_figure("/dev/null/figures", "samples", ""), IoError);
+  CHECK_THROWS_AS(write_figure("/dev/null/figures/samples.png", ""), IoError);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/image/png.h>
+#include <ddprun/image/image_files.h>
 #include <ddprun/report/metric_sink.h>
 #include "tests/support/catch.h"
 
@@ -20,7 +20,7 @@ void make_run(const std::filesystem::path& folder, const std::string& summary,
   report::CsvSink(folder / "metrics.csv", {"epoch", "step", "train_loss"},
                   std::vector<report::MetricRow>{{{"epoch", 0}, {"step", 1}, {"train_loss", 2}},
                                                  {{"epoch", 0}, {"step", 2}, {"train_loss", 1}}});
-  write_figure(folder / "figures", "samples", image::encode_png(image::make_image(28, 28, 1)));
+  write_figure(folder / "figures/samples.png", image::encode_png(image::make_image(28, 28, 1)));
   write_file_atomic(folder / "summary.json", summary);
   write_file_atomic(folder / "config.toml", "lr = 0.001\n");
   write_file_atomic(folder / "environment.json", environment);

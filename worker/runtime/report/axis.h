@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace ddprun::image {
+namespace ddprun::report {
 
 /// A chart's scale: the range of values and the places of ticks.
 struct Axis {
@@ -47,4 +47,4 @@ using Stroke = std::vector<CurvePoint>;
 std::vector<Stroke> strokes_of(const std::vector<double>& x, const std::vector<double>& y, const Axis& x_axis,
                                const Axis& y_axis, CurvePoint low_corner, double width, double height);
 
-}  // namespace ddprun::image
+}  // namespace ddprun::report

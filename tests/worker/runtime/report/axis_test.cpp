@@ -1,11 +1,11 @@
-#include <ddprun/image/axis.h>
+#include <ddprun/report/axis.h>
 
 #include <cmath>
 #include <limits>
 
 #include "tests/support/catch.h"
 
-namespace ddprun::image {
+namespace ddprun::report {
 namespace {
 
 std::vector<std::string> labels(double low, double high, const AxisOptions& options = {}) {
@@ -98,4 +98,4 @@ TEST_CASE("of many points in a pixel column those are kept that make its outline
 }
 
 }  // namespace
-}  // namespace ddprun::image
+}  // namespace ddprun::report

@@ -1,11 +1,12 @@
-#include <ddprun/image/axis.h>
+#include <ddprun/report/axis.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
-namespace ddprun::image {
+#include <ddprun/common/text.h>
+
+namespace ddprun::report {
 namespace {
 
 constexpr double kLargest = 1e300, kSmallest = 1e-290;  // leaves room for sums and quotients
@@ -27,13 +28,8 @@ std::string label_of(double value, double step) {
   const int step_exponent = static_cast<int>(std::floor(std::log10(step) + kRounding));
   if (value == 0 && step_exponent < -5) return "0";
   const int exponent = value == 0 ? 0 : static_cast<int>(std::floor(std::log10(std::abs(value)) + kRounding));
-  char text[48];
-  if (exponent < 7 && step_exponent >= -5) {
-    std::snprintf(text, sizeof text, "%.*f", std::max(0, -step_exponent), value);
-  } else {
-    std::snprintf(text, sizeof text, "%.*e", std::clamp(exponent - step_exponent, 0, 15), value);
-  }
-  return text;
+  if (exponent < 7 && step_exponent >= -5) return formatted("%.*f", std::max(0, -step_exponent), value);
+  return formatted("%.*e", std::clamp(exponent - step_exponent, 0, 15), value);
 }
 
 void add_linear_ticks(Axis& axis, const AxisOptions& options) {
@@ -47,13 +43,8 @@ void add_linear_ticks(Axis& axis, const AxisOptions& options) {
 }
 
 std::string power_label(double exponent, int factor) {
-  char text[32];
-  if (exponent >= -3 && exponent <= 4)
-    std::snprintf(text, sizeof text, "%.*f", std::max(0, static_cast<int>(-exponent)),
-                  factor * std::pow(10, exponent));
-  else
-    std::snprintf(text, sizeof text, "%de%.0f", factor, exponent);
-  return text;
+  if (exponent < -3 || exponent > 4) return formatted("%de%.0f", factor, exponent);
+  return formatted("%.*f", std::max(0, static_cast<int>(-exponent)), factor * std::pow(10, exponent));
 }
 
 void add_log_ticks(Axis& axis, const AxisOptions& options) {
@@ -137,4 +128,4 @@ std::vector<Stroke> strokes_of(const std::vector<double>& x, const std::vector<d
   return strokes;
 }
 
-}  // namespace ddprun::image
+}  // namespace ddprun::report
