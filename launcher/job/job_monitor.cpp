@@ -11,13 +11,13 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/events/timer.h"
-#include "launcher/failure/result_json.h"
-#include "launcher/failure/stack_dump.h"
+#include "launcher/events/clock.h"
 #include "launcher/host/gpu_list.h"
 #include "launcher/job/attempt.h"
+#include "launcher/outcome/result_json.h"
+#include "launcher/outcome/stack_dump.h"
 #include "launcher/output/attempt_output.h"
-#include "launcher/plan/redact.h"
+#include "launcher/plan/launch_plan.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/job_processes.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "launcher/job/job.h"
-#include "launcher/status/job_questions.h"
-#include "launcher/status/nodes_board.h"
+#include "launcher/status/progress.h"
+#include "launcher/status/server.h"
 
 namespace ddprun::launcher {
 

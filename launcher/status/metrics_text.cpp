@@ -1,4 +1,4 @@
-#include "launcher/status/metrics_server.h"
+#include "launcher/status/server.h"
 
 #include <array>
 #include <charconv>
