@@ -22,7 +22,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
-#include "launcher/status/server.h"
+#include "launcher/job/server.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -13,7 +13,7 @@
 
 namespace ddprun::launcher {
 
-/// A running job of this user on this machine, queried through its socket (JobQuestions).
+/// A running job of this user on this machine, queried through its socket (ControlSocket).
 class JobConnection {
  public:
   /// throws IoError if nobody is listening there

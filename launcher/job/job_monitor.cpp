@@ -76,11 +76,6 @@ void add_progress(json& view, const json& ranks) {
 
 std::string job_name(const std::string& job_id) { return job_id.substr(0, kJobNameSize); }
 
-JobQuestions JobMonitor::questions() {
-  return {[this] { return view(); }, [this](int rank, std::uint64_t seen) { return output(rank, seen); },
-          [this](std::optional<int> rank) { return stacks(rank); }, [this] { return stop(); }};
-}
-
 json JobMonitor::view() const {
   json view = {{"format", 1},
                {"ddprun", DDPRUN_VERSION},

@@ -30,7 +30,7 @@
 #include "launcher/plan/placement.h"
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/rendezvous/listen.h"
-#include "launcher/status/server.h"
+#include "launcher/job/server.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/job_processes.h"
 #include "launcher/workers/process.h"
@@ -325,8 +325,8 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   JobMonitor monitor(job, record);
   job.monitor = &monitor;
-  const ControlSocket socket(io, job_name(job_id), monitor.questions());
-  if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor.questions());
+  const ControlSocket socket(io, job_name(job_id), monitor);
+  if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor);
   NodeConnections connections;
   const RunResult result =
       run_loop(io, events,

@@ -1,4 +1,4 @@
-#include "launcher/status/server.h"
+#include "launcher/job/server.h"
 
 #include <array>
 #include <charconv>

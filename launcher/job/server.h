@@ -1,33 +1,16 @@
 #pragma once
 
-#include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include <ddprun/common/files.h>
+#include "launcher/job/job_monitor.h"
 #include "launcher/rendezvous/endpoint.h"
 
 namespace ddprun::launcher {
-
-/// What can be asked of a running job. All that waits is a coroutine: an answer never delays the job.
-struct JobQuestions {
-  std::function<nlohmann::ordered_json()> view;  ///< docs/ddpctl.md
-  /// A rank's output after its first `seen` bytes, as far as it is kept.
-  std::function<nlohmann::ordered_json(int rank, std::uint64_t seen)> output;
-  /// The stacks of one rank, or of all.
-  std::function<boost::asio::awaitable<nlohmann::ordered_json>(std::optional<int> rank)> stacks;
-  std::function<nlohmann::ordered_json()> stop;
-};
-
-/// Answers one line of JSON: {"ask": "status" | "output" | "stacks" | "stop", "rank": N, "seen": N}. A
-/// request that cannot be answered gets {"error": "..."}.
-boost::asio::awaitable<std::string> answer_line(const JobQuestions& questions, std::string line);
 
 /// Where this user's jobs have their sockets, JOB.sock: $DDPRUN_CONTROL_DIR, else /tmp/ddprun-UID. Not in
 /// $XDG_RUNTIME_DIR, which is emptied when the user logs out.
@@ -38,11 +21,12 @@ bool is_private_folder(const std::filesystem::path& folder);
 
 /// A Unix socket where this user, and nobody else, can query a running job, as ddpctl does. Removed at the
 /// end. Drops a client that does not read its answers. If there is no place for the socket, the job
-/// continues.
+/// continues. A request is one line of JSON: {"ask": "status" | "output" | "stacks" | "stop", "rank": N,
+/// "seen": N}; one that cannot be answered gets {"error": "..."}.
 class ControlSocket {
  public:
   /// name  of the job, for JOB.sock in control_folder()
-  ControlSocket(boost::asio::io_context& io, const std::string& name, JobQuestions questions);
+  ControlSocket(boost::asio::io_context& io, const std::string& name, JobMonitor& monitor);
   ~ControlSocket();
   ControlSocket(const ControlSocket&) = delete;
   ControlSocket& operator=(const ControlSocket&) = delete;
@@ -56,12 +40,11 @@ class ControlSocket {
 void remove_control_socket(const std::string& name);
 
 /// --metrics-port: answers GET /metrics (Prometheus), /report (a worker's page), /status (JSON) and /healthz
-/// at an address.
+/// at an address. An unusable address is only a warning.
 ///
-/// token   required as "Authorization: Bearer TOKEN"; empty: not required An unusable address is only a
-///         warning.
+/// token   required as "Authorization: Bearer TOKEN"; empty: not required
 void serve_metrics(boost::asio::io_context& io, const Endpoint& endpoint, const std::string& token,
-                   JobQuestions questions);
+                   JobMonitor& monitor);
 
 /// Whether a request's Host header names this host: an address, localhost or own_name, with or without a
 /// port, or nothing at all. A page in a browser whose own name leads to 127.0.0.1 (DNS rebinding) sends that
@@ -70,7 +53,7 @@ void serve_metrics(boost::asio::io_context& io, const Endpoint& endpoint, const 
 /// own_name  as host_name() gives it; its part before the first dot counts, too
 bool names_this_host(std::string_view host, const std::string& own_name);
 
-/// A view of a job (JobQuestions::view) in Prometheus's text format.
+/// A view of a job (JobMonitor::view) in Prometheus's text format.
 std::string metrics_text(const nlohmann::ordered_json& view);
 
 /// Answers "200 OK" to every connection to this TCP port of the host, as long as the loop runs. A stopped or
