@@ -7,10 +7,9 @@
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
-#include "launcher/events/init_process.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
-#include "launcher/host/outer_job.h"
+#include "launcher/host/processes.h"
 #include "launcher/job/supervisor.h"
 
 using namespace ddprun;

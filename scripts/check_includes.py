@@ -13,7 +13,7 @@ import sys
 # common/ comes first; launcher/ and worker/ never include each other.
 ROOMS = {
     "common": ["", "settings"],
-    "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "status", "output", "failure", "job", "", "ctl"],
+    "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "status", "output", "outcome", "job", "", "ctl"],
     "worker": ["runtime/flight", "runtime/group", "runtime/ddp", "runtime/sharding", "runtime/image", "runtime/data",
                "runtime/serialize", "runtime/report", "runtime/train/optim", "runtime/train/state", "runtime/train/model",
                "runtime/train/record", "runtime/train/loop", "runtime/run", "config", "models", "tasks", "sam/model", "sam/data",
@@ -46,8 +46,8 @@ ONLY = [
     (r"toml\+\+/", {"common/settings/toml.cpp"}),
     (r"(png|jpeglib)\.h", {"worker/runtime/image/image_files.cpp"}),
     (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_sink.cpp"}),
-    (r"n?curses", {"launcher/ctl/top.cpp"}),
-    (r"hwloc(\.h|/)", {"launcher/host/cpu_map.cpp"}),
+    (r"n?curses", {"launcher/ctl/main.cpp"}),
+    (r"hwloc(\.h|/)", {"launcher/host/cpus.cpp"}),
     (r".*c10d/(reducer|logger)\.hpp", {"worker/runtime/ddp/distributed_data_parallel.cpp"}),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

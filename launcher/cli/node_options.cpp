@@ -13,7 +13,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
-#include "launcher/cli/slurm.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -13,7 +13,7 @@
 
 #include <ddprun/common/settings/command.h>
 #include "launcher/cli/node_options.h"
-#include "launcher/rendezvous/restart_policy.h"
+#include "launcher/events/restart_policy.h"
 
 namespace ddprun::launcher {
 

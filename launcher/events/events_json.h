@@ -13,8 +13,8 @@
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
-#include "launcher/events/job_clock.h"
-#include "launcher/events/writer_thread.h"
+#include "launcher/events/clock.h"
+#include "launcher/events/threads.h"
 
 namespace ddprun::launcher {
 

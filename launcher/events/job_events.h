@@ -10,10 +10,9 @@
 #include <string>
 #include <variant>
 
-#include "launcher/events/init_process.h"
+#include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
-#include "launcher/events/timer.h"
 
 namespace ddprun::launcher {
 

@@ -14,17 +14,14 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
-#include "launcher/failure/result_json.h"
-#include "launcher/failure/stack_dump.h"
-#include "launcher/host/outer_job.h"
-#include "launcher/host/port_owner.h"
-#include "launcher/job/dry_run.h"
-#include "launcher/job/first_failure.h"
+#include "launcher/host/processes.h"
+#include "launcher/job/job.h"
 #include "launcher/job/job_monitor.h"
+#include "launcher/outcome/result_json.h"
+#include "launcher/outcome/stack_dump.h"
+#include "launcher/rendezvous/listen.h"
 #include "launcher/status/status_board.h"
-#include "launcher/workers/file_timers.h"
 #include "launcher/workers/job_processes.h"
-#include "launcher/workers/round_channels.h"
 #include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {

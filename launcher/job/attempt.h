@@ -13,8 +13,10 @@
 #include <ddprun/common/held_port.h>
 #include <ddprun/common/status.h>
 #include "launcher/job/job.h"
-#include "launcher/rendezvous/round.h"
-#include "launcher/status/stragglers.h"
+#include "launcher/outcome/oom.h"
+#include "launcher/outcome/result_json.h"
+#include "launcher/rendezvous/message.h"
+#include "launcher/status/progress.h"
 #include "launcher/workers/worker_group.h"
 
 namespace ddprun::launcher {
@@ -100,5 +102,25 @@ struct Replacing {
 /// throws  LaunchError, IoError, std::system_error for ddprun's own failures
 boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
                                             const Replacing& replacing, Peers peers = {});
+
+/// Why the attempt failed, in one line for other nodes: "rank 3 failed: exit code 7: out of range".
+std::string describe_end(const Attempt& attempt);
+
+/// The same for a failed worker that is to be replaced, and whether it ran out of memory.
+std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom);
+
+/// Reports how an attempt ended: to the user, to the program that started ddprun, and in the record.
+///
+/// throws  LaunchError, after that, if a worker could not start, or if a process survived SIGKILL
+void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record);
+
+/// If a worker failed: turns the outcome from the first exit into the worker that failed first, and its exit.
+/// A worker that had written its error file before is about to exit, within two seconds, for its exit code is
+/// the job's; or it may have recovered from the error, and is only one of those that reported before.
+boost::asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Attempt& attempt);
+
+/// Reads what workers have reported: those that have failed, or all for --result-json.
+boost::asio::awaitable<void> read_errors(const Job& job, const std::vector<Worker>& workers,
+                                         Attempt& attempt);
 
 }  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/job/dry_run.h"
+#include "launcher/job/job.h"
 
 #include <algorithm>
 
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/host/cpu_map.h"
-#include "launcher/plan/redact.h"
+#include "launcher/host/cpus.h"
+#include "launcher/plan/launch_plan.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <boost/asio/io_context.hpp>
 #include <filesystem>
 #include <optional>
@@ -8,15 +10,15 @@
 
 #include <ddprun/common/files.h>
 #include "launcher/cli/options.h"
+#include "launcher/events/clock.h"
 #include "launcher/events/events_json.h"
-#include "launcher/events/job_clock.h"
 #include "launcher/events/job_events.h"
 #include "launcher/events/signals.h"
 #include "launcher/host/topology.h"
 #include "launcher/output/job_output.h"
+#include "launcher/output/output_stream.h"
 #include "launcher/plan/launch_plan.h"
 #include "launcher/plan/placement.h"
-#include "launcher/plan/program.h"
 #include "launcher/workers/guard.h"
 
 namespace ddprun::launcher {
@@ -44,5 +46,22 @@ struct Job {
   JobOutput& outputs;
   JobMonitor* monitor = nullptr;  ///< notified of each attempt
 };
+
+/// The round that --dry-run shows: this node's by its node rank, else the first node's, assuming that all
+/// nodes have this many workers. Port 0 means a free one.
+Round shown_round(const Options& options, int workers, const std::string& run_id);
+
+/// What --dry-run prints for each worker: the command, the variables that ddprun sets, CPUs and log files,
+/// without secrets.
+///
+/// program    its path
+/// inherited  ddprun's own environment, which is not repeated
+std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
+                         const std::vector<WorkerOutputPlan>& outputs,
+                         const std::vector<std::string>& inherited);
+
+/// What --show-ranks prints for a worker: rank, host, process, where the ranks meet, and GPUs if its
+/// environment limits them.
+std::string rank_line(const WorkerSpec& spec, const std::string& host, pid_t pid);
 
 }  // namespace ddprun::launcher

@@ -11,13 +11,13 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/events/timer.h"
-#include "launcher/failure/result_json.h"
-#include "launcher/failure/stack_dump.h"
+#include "launcher/events/clock.h"
 #include "launcher/host/gpu_list.h"
 #include "launcher/job/attempt.h"
+#include "launcher/outcome/result_json.h"
+#include "launcher/outcome/stack_dump.h"
 #include "launcher/output/attempt_output.h"
-#include "launcher/plan/redact.h"
+#include "launcher/plan/launch_plan.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/job_processes.h"
 
@@ -75,11 +75,6 @@ void add_progress(json& view, const json& ranks) {
 }  // namespace
 
 std::string job_name(const std::string& job_id) { return job_id.substr(0, kJobNameSize); }
-
-JobQuestions JobMonitor::questions() {
-  return {[this] { return view(); }, [this](int rank, std::uint64_t seen) { return output(rank, seen); },
-          [this](std::optional<int> rank) { return stacks(rank); }, [this] { return stop(); }};
-}
 
 json JobMonitor::view() const {
   json view = {{"format", 1},

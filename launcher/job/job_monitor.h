@@ -1,5 +1,6 @@
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
 #include <cstdint>
 #include <future>
 #include <map>
@@ -8,8 +9,7 @@
 #include <string>
 
 #include "launcher/job/job.h"
-#include "launcher/status/job_questions.h"
-#include "launcher/status/nodes_board.h"
+#include "launcher/status/progress.h"
 
 namespace ddprun::launcher {
 
@@ -48,8 +48,14 @@ class JobMonitor {
     JobMonitor& monitor_;
   };
 
-  /// The answers refer to this object.
-  JobQuestions questions();
+  // What can be asked of it. All that waits is a coroutine: an answer never delays the job.
+
+  nlohmann::ordered_json view() const;  ///< docs/ddpctl.md
+  /// A rank's output after its first `seen` bytes, as far as it is kept.
+  nlohmann::ordered_json output(int rank, std::uint64_t seen) const;
+  /// The stacks of one rank, or of all.
+  boost::asio::awaitable<nlohmann::ordered_json> stacks(std::optional<int> rank) const;
+  nlohmann::ordered_json stop();
 
   // For a job on several nodes.
 
@@ -67,11 +73,7 @@ class JobMonitor {
 
  private:
   void add_running(nlohmann::ordered_json& view) const;
-  nlohmann::ordered_json view() const;
   nlohmann::ordered_json rank_view(std::size_t index) const;
-  nlohmann::ordered_json output(int rank, std::uint64_t seen) const;
-  nlohmann::ordered_json stop();
-  boost::asio::awaitable<nlohmann::ordered_json> stacks(std::optional<int> rank) const;
 
   Job& job_;
   const JobRecord& record_;

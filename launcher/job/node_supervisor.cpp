@@ -1,4 +1,4 @@
-#include "launcher/job/node_supervisor.h"
+#include "launcher/job/supervisor.h"
 
 #include <boost/uuid/name_generator_sha1.hpp>
 #include <boost/uuid/uuid_io.hpp>
@@ -10,11 +10,9 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
-#include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
-#include "launcher/job/attempt_result.h"
 #include "launcher/job/job_monitor.h"
-#include "launcher/plan/redact.h"
+#include "launcher/plan/launch_plan.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/membership.h"
 #include "launcher/workers/job_processes.h"

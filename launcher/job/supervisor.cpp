@@ -20,23 +20,19 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/aside.h"
 #include "launcher/events/clock.h"
-#include "launcher/events/health_check.h"
 #include "launcher/events/launch_error.h"
+#include "launcher/events/threads.h"
 #include "launcher/host/gpu_list.h"
-#include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
-#include "launcher/job/attempt_result.h"
-#include "launcher/job/dry_run.h"
+#include "launcher/job/job.h"
 #include "launcher/job/job_monitor.h"
-#include "launcher/job/node_supervisor.h"
 #include "launcher/plan/placement.h"
 #include "launcher/rendezvous/endpoint.h"
-#include "launcher/status/control_socket.h"
-#include "launcher/status/metrics_server.h"
+#include "launcher/rendezvous/listen.h"
+#include "launcher/job/server.h"
+#include "launcher/workers/guard.h"
 #include "launcher/workers/job_processes.h"
-#include "launcher/workers/leftovers.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -329,8 +325,8 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   JobMonitor monitor(job, record);
   job.monitor = &monitor;
-  const ControlSocket socket(io, job_name(job_id), monitor.questions());
-  if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor.questions());
+  const ControlSocket socket(io, job_name(job_id), monitor);
+  if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor);
   NodeConnections connections;
   const RunResult result =
       run_loop(io, events,

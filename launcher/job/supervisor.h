@@ -1,11 +1,17 @@
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
+#include <list>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <ddprun/common/error_file.h>
 #include "launcher/cli/options.h"
+#include "launcher/job/job.h"
+#include "launcher/outcome/result_json.h"
+#include "launcher/rendezvous/node_link.h"
+#include "launcher/rendezvous/server.h"
 
 namespace ddprun::launcher {
 
@@ -20,5 +26,25 @@ struct RunResult {
 ///
 /// environment   ddprun's own, "NAME=value"
 RunResult run_job(const Options& options, const std::vector<std::string>& environment);
+
+/// The connections to the other nodes. Must outlive the run of the io_context.
+struct NodeConnections {
+  std::list<CoordinatorServer> servers;  ///< only the last one has not resigned
+  std::list<NodeLink> links;             ///< the last one is in use; earlier ones have lost their coordinator
+
+  /// Null: the coordinator is not here.
+  CoordinatorServer* server() {
+    return servers.empty() || servers.back().resigned() ? nullptr : &servers.back();
+  }
+  void end_job(const AttemptEnd& end, const std::string& reason) {
+    if (server() != nullptr) server()->end(to_exit_code(end), reason, is_stuck(end));
+  }
+};
+
+/// Runs this node's part of a multi-node job: starts, stops and restarts workers as the coordinator requests,
+/// and reports to it.
+///
+/// throws  as run_attempt(); LaunchError if the coordinator is unreachable, lost or refuses this node
+boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record);
 
 }  // namespace ddprun::launcher

@@ -9,7 +9,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
-#include "launcher/events/aside.h"
+#include "launcher/events/threads.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include "launcher/events/timer.h"
+#include "launcher/events/clock.h"
 #include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/output_stream.h"

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "launcher/events/clock.h"
-#include "launcher/events/writer_thread.h"
+#include "launcher/events/threads.h"
 
 namespace ddprun::launcher {
 

@@ -11,8 +11,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/events/aside.h"
 #include "launcher/events/clock.h"
+#include "launcher/events/threads.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

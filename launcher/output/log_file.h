@@ -10,7 +10,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include "launcher/events/writer_thread.h"
+#include "launcher/events/threads.h"
 
 namespace ddprun::launcher {
 

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include <ddprun/common/text.h>
-#include "launcher/events/job_clock.h"
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

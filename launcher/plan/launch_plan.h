@@ -3,13 +3,44 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include <ddprun/common/worker_env.h>
 #include "launcher/cli/options.h"
 #include "launcher/host/topology.h"
-#include "launcher/rendezvous/round.h"
+#include "launcher/rendezvous/message.h"
 
 namespace ddprun::launcher {
+
+/// Finds the program as execvp(3) would: a name with a slash is a path; others are searched in search_path
+/// ($PATH). throws LaunchError: not found (127) or not executable (126)
+std::string find_program(const std::string& name, const std::string& search_path);
+
+/// What every worker executes.
+struct Program {
+  std::string path;
+  std::vector<std::string> argv;  ///< the user's words; for a script or module, after those that start Python
+};
+
+/// Scripts and modules run with `$PYTHON_EXEC -u` or `python3 -u`, as torchrun uses its own Python. In a
+/// wheel, python3 is the one next to ddprun. throws LaunchError: Python, the program or the script is not
+/// found (127) or not usable (126)
+Program find_program(const Options& options, const EnvLookup& environment);
+
+/// Whether a flag or variable with this name may hold a secret: the name contains, in any case, token,
+/// secret, key, password, passwd or credential.
+bool is_secret_name(std::string_view name);
+
+/// A command line with "***" for the values of such flags ("--api-key=V", "--api-key V") and variables
+/// ("NAME=V"), and for passwords in URLs ("scheme://user:V@host").
+std::vector<std::string> redacted(const std::vector<std::string>& arguments);
+
+/// The same for one environment variable, "NAME=value".
+std::string redacted_variable(const std::string& variable);
+
+/// redacted() as one printable line, quoted for a shell.
+std::string shown_command(const std::vector<std::string>& arguments);
 
 /// One worker, ready to start.
 struct WorkerSpec {

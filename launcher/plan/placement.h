@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "launcher/cli/options.h"
-#include "launcher/host/cpu_map.h"
+#include "launcher/host/cpus.h"
 #include "launcher/host/topology.h"
-#include "launcher/rendezvous/round.h"
+#include "launcher/rendezvous/message.h"
 
 namespace ddprun::launcher {
 

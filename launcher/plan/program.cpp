@@ -1,8 +1,8 @@
-#include "launcher/plan/program.h"
-
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -10,6 +10,7 @@
 
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
+#include "launcher/plan/launch_plan.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -36,6 +37,43 @@ std::string default_python() {
   if (!error && executable_error(ours) == 0) return ours;
 #endif
   return "python3";
+}
+
+constexpr const char* kHidden = "***";
+
+/// The end of the first word that names a secret, or npos.
+std::size_t secret_name_end(std::string_view text) {
+  const std::string lower = lower_case(std::string(text));
+  auto first = std::string::npos;
+  for (const std::string_view part : {"token", "secret", "key", "password", "passwd", "credential"})
+    if (const auto found = lower.find(part); found != std::string::npos)
+      first = std::min(first, found + part.size());
+  return first;
+}
+
+/// Hides the password in every URL.
+std::string without_url_passwords(std::string word) {
+  for (auto scheme = word.find("://"); scheme != std::string::npos; scheme = word.find("://", scheme + 3)) {
+    const auto begin = scheme + 3;
+    const auto end = std::min(word.find_first_of("/?# ", begin), word.size());
+    const std::string_view authority = std::string_view(word).substr(begin, end - begin);
+    const auto at = authority.rfind('@');
+    const auto colon = authority.find(':');
+    if (at != std::string_view::npos && colon < at) word.replace(begin + colon + 1, at - colon - 1, kHidden);
+  }
+  return word;
+}
+
+std::string quoted_for_shell(const std::string& word) {
+  const bool globs = word.find('*') != word.find(kHidden);  // a '*' other than ours
+  const bool plain = !word.empty() && !globs && std::ranges::all_of(word, [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./=:,+@%*").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
 }
 
 }  // namespace
@@ -77,6 +115,42 @@ Program find_program(const Options& options, const EnvLookup& environment) {
   }
   program.argv.insert(program.argv.end(), options.program.begin(), options.program.end());
   return program;
+}
+
+bool is_secret_name(std::string_view name) { return secret_name_end(name) != std::string::npos; }
+
+std::string redacted_variable(const std::string& variable) {
+  // URLs first: a password may look like a name, as in redis://:key=V@host.
+  const std::string shown = without_url_passwords(variable);
+  // Any '=', to catch --env=API_KEY=V and ?page=1&token=V too.
+  const auto name_end = secret_name_end(shown);
+  const auto equals = name_end == std::string::npos ? name_end : shown.find('=', name_end);
+  return equals == std::string::npos ? shown : shown.substr(0, equals + 1) + kHidden;
+}
+
+std::vector<std::string> redacted(const std::vector<std::string>& arguments) {
+  std::vector<std::string> shown;
+  bool value_follows = false;  // the previous word was "--api-key"
+  for (const std::string& word : arguments) {
+    const bool is_flag = word.size() > 1 && word[0] == '-';
+    const bool is_long_flag = word.substr(0, 2) == "--";
+    const bool names_secret = is_flag && word.find('=') == std::string::npos && is_secret_name(word);
+    if (value_follows && !is_long_flag) {
+      shown.emplace_back(kHidden);
+      value_follows = names_secret;
+      continue;
+    }
+    value_follows = names_secret;
+    shown.push_back(redacted_variable(word));
+  }
+  return shown;
+}
+
+std::string shown_command(const std::vector<std::string>& arguments) {
+  std::string line;
+  for (const std::string& word : redacted(arguments))
+    line += (line.empty() ? "" : " ") + quoted_for_shell(printable(word));
+  return line;
 }
 
 }  // namespace ddprun::launcher

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include <ddprun/common/text.h>
-#include "launcher/host/cpu_map.h"
+#include "launcher/host/cpus.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "launcher/events/timer.h"
+#include "launcher/events/clock.h"
 #include "launcher/rendezvous/protocol.h"
 
 namespace ddprun::launcher {

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include <ddprun/common/text.h>
-#include "launcher/events/job_clock.h"
+#include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/rendezvous/admission.h"
 

@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "launcher/events/clock.h"
-#include "launcher/rendezvous/known_signs.h"
+#include "launcher/events/restart_policy.h"
 #include "launcher/rendezvous/message.h"
-#include "launcher/rendezvous/restart_policy.h"
 
 namespace ddprun::launcher {
 

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/held_port.h>
 #include "launcher/rendezvous/endpoint.h"
 
 namespace ddprun::launcher {
@@ -31,5 +33,11 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<boost::asio::ip:
 
 /// Whether it is "localhost" or a loopback address.
 bool is_loopback(const std::string& host);
+
+/// " by process PID (NAME)" for a visible process that listens on this TCP port, else "". Slow.
+std::string port_owner(int port);
+
+/// Reserves the wanted port, or a free one. throws LaunchError naming the port and its owner
+HeldPort reserve_port(const std::string& address, std::optional<int> wanted);
 
 }  // namespace ddprun::launcher

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+#include <climits>
 #include <cstddef>
 #include <optional>
 #include <stdexcept>
@@ -7,10 +10,46 @@
 #include <string_view>
 #include <variant>
 
-#include "launcher/rendezvous/restart_policy.h"
-#include "launcher/rendezvous/round.h"
+#include "launcher/events/restart_policy.h"
 
 namespace ddprun::launcher {
+
+/// What the nodes of a job agree on before their workers start, as seen by one node.
+struct Round {
+  int number = 0;            ///< from 0; grows with every start, sometimes by more than 1
+  int group_rank = 0;        ///< index of this node
+  int group_world_size = 1;  ///< number of nodes
+  int first_rank = 0;        ///< rank of the first worker that this ddprun starts
+  int first_local_rank = 0;  ///< not 0 if a node has several ddpruns, as with Slurm's tasks
+  int workers = 1;           ///< workers that this ddprun starts
+  int local_world_size = 1;  ///< workers on the node
+  int world_size = 1;        ///< workers on all nodes
+  int first_role_rank = 0;   ///< first_rank among the workers of this --role
+  int role_world_size = 1;   ///< workers of this --role
+  bool in_place = false;     ///< only lost workers are restarted; the others continue
+  int restart_count = 0;     ///< after failures; number also grows when nodes come and go
+  int restarts_used = 0;     ///< of max_restarts, since --restart-window last renewed them
+  std::string master_addr;
+  int master_port = 0;
+  std::string run_id;
+  int max_restarts = 0;
+  std::string reason;  ///< why it is in place, for the log
+
+  bool operator==(const Round&) const = default;
+};
+
+/// The round of a job on one node. master_addr: the node's name; empty: not given
+inline Round static_round(int number, int workers, const std::string& master_addr, int master_port,
+                          std::string run_id) {
+  Round round;
+  round.number = number;
+  round.workers = round.local_world_size = round.world_size = round.role_world_size = workers;
+  // Not "localhost", whose lookup can fail or return ::1 on a broken host.
+  round.master_addr = master_addr.empty() ? "127.0.0.1" : master_addr;
+  round.master_port = master_port;
+  round.run_id = std::move(run_id);
+  return round;
+}
 
 // The messages between the nodes of a job and its coordinator, as JSON objects. "type" names the message; its
 // other fields are named as here. docs/rendezvous.md has the order of messages.
@@ -180,5 +219,54 @@ std::string encode(const CoordinatorMessage& message);
 /// throws    ProtocolError naming the message and field, what was expected and what it got
 NodeMessage decode_node_message(std::string_view json);
 CoordinatorMessage decode_coordinator_message(std::string_view json);
+
+/// The signs of life of several workers, by this program's clock, as far as they are known. By default
+/// nothing is known.
+struct KnownSigns {
+  using Time = std::chrono::steady_clock::time_point;
+
+  Time latest;  ///< the last sign
+  Time until;   ///< later signs may be on their way; max(): none will come
+};
+
+/// The beat that tells another program about them: it has another clock, so it gets ages.
+inline Beat beat_with(const KnownSigns& signs, KnownSigns::Time now) {
+  if (signs.until == KnownSigns::Time()) return {};
+  const auto age = [now](KnownSigns::Time time) {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - time).count();
+    return static_cast<int>(std::clamp<decltype(ms)>(ms, 0, INT_MAX));
+  };
+  return {age(signs.latest), age(signs.until)};
+}
+
+/// What a beat that has just arrived tells. A slow one makes signs look later than they were, which delays
+/// the end of a hanging job; and they count as known for longer than they are by the time it was under way,
+/// until the next beat comes.
+inline KnownSigns signs_in(const Beat& beat, KnownSigns::Time now) {
+  if (!beat.silent_ms || !beat.unknown_ms) return {};
+  return {now - std::chrono::milliseconds(*beat.silent_ms),
+          now - std::chrono::milliseconds(*beat.unknown_ms)};
+}
+
+/// A node's part: what it knows of its own workers and of the job's, and what it has told.
+struct SharedSigns {
+  KnownSigns own, job;
+  KnownSigns::Time told_until;
+
+  /// True if the others wait for these news: they can make workers count as hung, which takes the timeout.
+  bool take_own(const KnownSigns& signs, std::chrono::milliseconds timeout) {
+    own = signs;
+    const auto silent_at = std::max(own.latest, job.latest) + timeout;
+    return own.until >= silent_at && told_until < silent_at;
+  }
+
+  /// Another round begins: of its workers nothing is known.
+  void begin_round() { own = {}; }
+
+  Beat next_beat(KnownSigns::Time now) {
+    told_until = std::min(own.until, now);
+    return beat_with(own, now);
+  }
+};
 
 }  // namespace ddprun::launcher

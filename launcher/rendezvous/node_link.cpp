@@ -21,10 +21,10 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/aside.h"
-#include "launcher/events/job_clock.h"
+#include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
-#include "launcher/host/port_owner.h"
+#include "launcher/events/threads.h"
+#include "launcher/rendezvous/listen.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

@@ -12,13 +12,12 @@
 #include <variant>
 #include <vector>
 
+#include "launcher/events/clock.h"
 #include "launcher/events/job_events.h"
-#include "launcher/events/timer.h"
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/endpoint.h"
-#include "launcher/rendezvous/known_signs.h"
+#include "launcher/rendezvous/membership.h"
 #include "launcher/rendezvous/message.h"
-#include "launcher/rendezvous/search.h"
 
 namespace ddprun::launcher {
 

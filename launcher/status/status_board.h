@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "launcher/status/progress.h"
-#include "launcher/status/stragglers.h"
 #include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {

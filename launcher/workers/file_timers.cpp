@@ -1,4 +1,4 @@
-#include "launcher/workers/file_timers.h"
+#include "launcher/workers/worker_pipes.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -19,7 +19,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/timer.h"
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

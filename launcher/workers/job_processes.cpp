@@ -20,8 +20,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/host/outer_job.h"
-#include "launcher/host/process_stat.h"
+#include "launcher/host/processes.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -15,12 +15,11 @@
 #include <ddprun/common/files.h>
 #include "launcher/events/events_json.h"
 #include "launcher/events/job_events.h"
+#include "launcher/events/restart_policy.h"
 #include "launcher/plan/launch_plan.h"
-#include "launcher/rendezvous/restart_policy.h"
 #include "launcher/workers/guard.h"
-#include "launcher/workers/hang_policy.h"
 #include "launcher/workers/process.h"
-#include "launcher/workers/standbys.h"
+#include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {
 

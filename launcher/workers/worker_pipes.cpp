@@ -3,12 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <cerrno>
 #include <system_error>
 #include <utility>
 
-#include "launcher/events/timer.h"
+#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -16,6 +17,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kRest{100};
 constexpr std::size_t kPipeSize = 1 << 16;
+
+using TimePoint = HangClock::time_point;
+
+TimePoint sign_of(const SignsOfLife& worker, TimePoint since) {
+  return std::max({since, worker.last_output.value_or(since), worker.last_beat.value_or(since)});
+}
 
 }  // namespace
 
@@ -87,6 +94,33 @@ void WorkerPipes::take_bytes(const std::shared_ptr<Pipe>& pipe) {
   pipe->resting.async_wait([pipe](const boost::system::error_code& error) {
     if (!error && pipe->reading) watch(pipe);
   });
+}
+
+TimePoint latest_sign(const std::vector<SignsOfLife>& workers, TimePoint since) {
+  TimePoint latest = since;
+  for (const SignsOfLife& worker : workers) latest = std::max(latest, sign_of(worker, since));
+  return latest;
+}
+
+std::variant<LookAgain, Hung> judge_hang(const std::vector<SignsOfLife>& workers, TimePoint since,
+                                         std::chrono::milliseconds timeout, TimePoint now,
+                                         const KnownSigns& job) {
+  const TimePoint latest_of_all = std::max(latest_sign(workers, since), job.latest);
+  TimePoint look_again = TimePoint::max();
+  std::vector<std::size_t> hung;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    if (!workers[i].running) continue;
+    const bool alone = workers[i].last_beat.has_value();
+    const TimePoint end = (alone ? sign_of(workers[i], since) : latest_of_all) + timeout;
+    if (now < end) {
+      look_again = std::min(look_again, end);
+    } else if (alone || job.until >= end) {
+      hung.push_back(i);
+    }
+  }
+  if (hung.empty()) return LookAgain{look_again};
+  std::ranges::stable_sort(hung, {}, [&](std::size_t i) { return sign_of(workers[i], since); });
+  return Hung{hung};
 }
 
 }  // namespace ddprun::launcher

@@ -2,7 +2,7 @@
 // <section> is the worker's stderr.
 #include <ddprun/common/error_file.h>
 
-#include "launcher/failure/failure_report.h"
+#include "launcher/outcome/failure_report.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "launcher/failure/failure_report.h"
-#include "launcher/failure/oom.h"
+#include "launcher/outcome/failure_report.h"
+#include "launcher/outcome/oom.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

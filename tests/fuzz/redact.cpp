@@ -1,5 +1,5 @@
 // A command line as it is shown: "word <field> word ...". Where a secret stands, it must not be seen.
-#include "launcher/plan/redact.h"
+#include "launcher/plan/launch_plan.h"
 
 #include <ddprun/common/text.h>
 #include "tests/fuzz/fuzz.h"

@@ -2,8 +2,8 @@
 // and Slurm's lists: one text, read as each of them.
 #include <ddprun/common/errors.h>
 #include "launcher/cli/options.h"
-#include "launcher/cli/slurm.h"
-#include "launcher/rendezvous/restart_policy.h"
+#include "launcher/cli/node_options.h"
+#include "launcher/events/restart_policy.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

@@ -1,6 +1,6 @@
 // A line of a worker's status channel, and what another node says of a rank.
 #include <ddprun/common/status.h>
-#include "launcher/status/nodes_board.h"
+#include "launcher/status/progress.h"
 
 #include <string>
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstddef>
 
-#include "launcher/events/timer.h"
+#include "launcher/events/clock.h"
 
 namespace ddprun::test {
 

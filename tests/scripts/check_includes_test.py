@@ -31,7 +31,7 @@ class CheckIncludes(unittest.TestCase):
             ("worker/models/a.h", "#include <ddprun/ddp/sync_batch_norm.h>"),
             ("worker/commands/a.cpp", '#include "worker/config/config.h"\n#include <ddprun/common/files.h>'),
             ("launcher/job/a.cpp", '#include "launcher/cli/options.h"\n#include <ddprun/common/text.h>'),
-            ("launcher/host/cpu_map.cpp", "#include <hwloc.h>"),
+            ("launcher/host/cpus.cpp", "#include <hwloc.h>"),
             ("common/files.cpp", "#include <ddprun/common/text.h>\n#include <ddprun/report_error.h>"),
         ]:
             status, output = check({path: line + "\n"})
@@ -67,7 +67,7 @@ class CheckIncludes(unittest.TestCase):
             ("worker/config/a.cpp", "#include <fmt/format.h>", "log through common/logging.h"),
             # Libraries for a few files only.
             ("launcher/job/a.cpp", "#include <spdlog/spdlog.h>", "which only common/logging.cpp may"),
-            ("launcher/plan/placement.cpp", "#include <hwloc.h>", "which only launcher/host/cpu_map.cpp may"),
+            ("launcher/plan/placement.cpp", "#include <hwloc.h>", "which only launcher/host/cpus.cpp may"),
             ("worker/runtime/image/image.cpp", "#include <png.h>", "which only worker/runtime/image/image_files.cpp may"),
             ("worker/runtime/report/a.cpp", "#include <boost/crc.hpp>", "which only"),
             ("worker/runtime/ddp/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>", "which only"),

@@ -1,4 +1,4 @@
-#include "launcher/cli/slurm.h"
+#include "launcher/cli/node_options.h"
 
 #include <map>
 

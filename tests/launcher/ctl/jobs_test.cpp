@@ -1,4 +1,4 @@
-#include "launcher/ctl/jobs.h"
+#include "launcher/ctl/commands.h"
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>

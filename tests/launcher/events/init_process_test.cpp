@@ -1,4 +1,4 @@
-#include "launcher/events/init_process.h"
+#include "launcher/events/signals.h"
 
 #include <csignal>
 

@@ -1,4 +1,4 @@
-#include "launcher/host/cpu_map.h"
+#include "launcher/host/cpus.h"
 
 #include <cstdlib>
 #include <numeric>

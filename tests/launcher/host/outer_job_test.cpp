@@ -1,4 +1,4 @@
-#include "launcher/host/outer_job.h"
+#include "launcher/host/processes.h"
 
 #include <unistd.h>
 

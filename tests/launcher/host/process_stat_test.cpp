@@ -1,4 +1,4 @@
-#include "launcher/host/process_stat.h"
+#include "launcher/host/processes.h"
 
 #include <unistd.h>
 

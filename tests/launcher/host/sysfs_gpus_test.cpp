@@ -1,7 +1,6 @@
-#include "launcher/host/sysfs_gpus.h"
+#include "launcher/host/topology.h"
 
 #include <ddprun/common/files.h>
-#include "launcher/host/topology.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 

@@ -4,7 +4,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include "launcher/host/cgroup.h"
+#include "launcher/host/cpus.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 

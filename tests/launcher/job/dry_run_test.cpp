@@ -1,4 +1,4 @@
-#include "launcher/job/dry_run.h"
+#include "launcher/job/job.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/plan/redact.h"
+#include "launcher/plan/launch_plan.h"
 
 #include "tests/support/catch.h"
 

@@ -3,8 +3,8 @@
 #include <memory>
 #include <random>
 
-#include "launcher/rendezvous/known_signs.h"
-#include "launcher/workers/hang_policy.h"
+#include "launcher/rendezvous/message.h"
+#include "launcher/workers/worker_pipes.h"
 #include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // What the nodes tell each other about their workers' signs of life (--hang-timeout).

@@ -1,4 +1,4 @@
-#include "launcher/rendezvous/hmac.h"
+#include "launcher/rendezvous/protocol.h"
 
 #include "launcher/events/launch_error.h"
 #include "tests/support/catch.h"

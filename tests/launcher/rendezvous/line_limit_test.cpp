@@ -1,4 +1,4 @@
-#include "launcher/rendezvous/line_limit.h"
+#include "launcher/rendezvous/server.h"
 
 #include "tests/support/catch.h"
 

@@ -2,7 +2,6 @@
 
 #include <set>
 
-#include "launcher/rendezvous/hmac.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/rendezvous/restart_policy.h"
+#include "launcher/events/restart_policy.h"
 
 #include <csignal>
 

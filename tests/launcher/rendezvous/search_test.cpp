@@ -1,4 +1,4 @@
-#include "launcher/rendezvous/search.h"
+#include "launcher/rendezvous/membership.h"
 
 #include "tests/support/catch.h"
 

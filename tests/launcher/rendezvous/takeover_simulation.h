@@ -15,7 +15,6 @@
 
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/membership.h"
-#include "launcher/rendezvous/search.h"
 #include "tests/launcher/rendezvous/job_oracle.h"
 
 namespace ddprun::test {

@@ -1,4 +1,4 @@
-#include "launcher/status/stragglers.h"
+#include "launcher/status/progress.h"
 
 #include "tests/support/catch.h"
 

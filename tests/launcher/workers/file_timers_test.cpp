@@ -1,4 +1,4 @@
-#include "launcher/workers/file_timers.h"
+#include "launcher/workers/worker_pipes.h"
 
 #include <sys/stat.h>
 

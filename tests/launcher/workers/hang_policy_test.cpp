@@ -1,4 +1,4 @@
-#include "launcher/workers/hang_policy.h"
+#include "launcher/workers/worker_pipes.h"
 
 #include "tests/support/catch.h"
 
