@@ -4,9 +4,12 @@
 # worker_corpus together with the fix.
 #
 # usage: scripts/fuzz.sh [SECONDS per target; 10] [TARGET...]
+#        scripts/fuzz.sh --build      only builds
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
+only_build=no
+if [ "${1:-}" = --build ]; then only_build=yes && shift; fi
 seconds=${1:-10}
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || { say "error: expected seconds, got '$seconds'"; exit 2; }
 shift $(($# > 0 ? 1 : 0))
@@ -25,6 +28,7 @@ has_fuzzer || { say "skipped: no clang++ with libFuzzer here: run scripts/setup.
 
 step "configuring (fuzz)" cmake --preset fuzz -DDDPRUN_WERROR="$([ -z "${CI:-}" ] && echo OFF || echo ON)"
 step "building (fuzz)" cmake --build --preset fuzz -j "$(jobs)" >&2
+[ "$only_build" = no ] || exit 0
 
 targets=("$@")
 [ $# != 0 ] || targets=($(ls tests/fuzz/corpus) $(ls tests/fuzz/worker_corpus))
