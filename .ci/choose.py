@@ -252,7 +252,11 @@ def choose_tests(stage, build):
     names = {test.name for test in tests}
     record, now = read_record(stage), turn()
     listed = ROOT / "tests" / "always.txt"
-    always = [name for name in always_run(listed.read_text()) if name in names] if stage == "processes" and listed.exists() else []
+    always = always_run(listed.read_text()) if stage == "processes" and listed.exists() else []
+    missing = [name for name in always if name not in names]
+    if missing or not tests:  # a program that could not be built has no tests
+        say(f"{build}: {'no tests that start processes' if not tests else 'not there: ' + ', '.join(missing)}")
+        return 1
     first, then = touched(changed_since(record["commit"] if record else base_without_record()), tests)
     owed = [name for name in record["owed"] if name in names] if record else []
     if record:

@@ -126,6 +126,12 @@ class CiRun(unittest.TestCase):
         self.assertEqual([self.ran("build"), self.ran("build-asan")], [list("1234567")] * 2)
         self.assertNotIn("left out", output)
 
+    def test_a_test_that_always_runs_and_is_not_there_fails(self):
+        (self.root / "tests/always.txt").write_text("with processes 8\n")
+        status, output = self.run_all()
+        self.assertEqual(status, 1, output)
+        self.assertIn("choose.py: build: not there: with processes 8\n", output)
+
     def test_a_stage_that_failed_runs_again(self):
         self.script("scripts/fuzz.sh", 'test "$1" = --build || exit 1')
         self.commit()
