@@ -67,7 +67,9 @@ version=$(sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\) //p' "$header" | pas
 
 cd "$root"
 build=build-libtorch-$version
+# What is tried is LibTorch: with less optimisation of ours it is there sooner.
 step "configuring ($build)" cmake --preset release -B "$build" -DCMAKE_PREFIX_PATH="$where" -DLibTorch_ALSO_TRY="$version" \
+  -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" \
   -DDDPRUN_WERROR="$([ -z "${CI:-}" ] && echo OFF || echo ON)" >&2
 step "building ($build)" cmake --build "$build" -j "$(jobs)" --target worker ddprun_ddp_tests >&2
 [ "$only_build" = no ] || exit 0

@@ -2,6 +2,7 @@
 
 The script runs as it is, in its own folder: its stages are short scripts, and ctest runs tests of a small project.
 """
+import datetime
 import os
 import pathlib
 import shutil
@@ -40,32 +41,49 @@ class CiRun(unittest.TestCase):
     def setUp(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="ci_run_test"))
         self.addCleanup(shutil.rmtree, self.root)
-        for name in [".ci/run", "scripts/common.sh", "scripts/not_passed.py"]:
+        self.addCleanup(shutil.rmtree, self.root.with_suffix(".cache"), ignore_errors=True)
+        for name in [".ci/run", ".ci/choose.py", ".ci/second_attempts.py", "scripts/common.sh", "scripts/not_passed.py"]:
             (self.root / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
         (self.root / "CMakeLists.txt").write_text(PROJECT)
         (self.root / "tests").mkdir()
         (self.root / "tests/requirements.txt").write_text("")
+        (self.root / "tests/second_attempts.txt").write_text("")
         for name in ["setup", "quickstart", "format", "docs", "build", "file_by_file", "fuzz", "try_libtorch"]:
             self.script(f"scripts/{name}.sh", "true")
         for name in ["check_includes", "check_syntax"]:
             (self.root / "scripts" / f"{name}.py").write_text("")
         self.script("scripts/test.sh", TESTS)
-        self.script("scripts/build.sh", "cmake -S . -B build-asan >/dev/null")
+        self.script("scripts/build.sh", 'cmake -S . -B build"${1:+-asan}" >/dev/null')
 
     def script(self, name, command):
         (self.root / name).write_text(f"#!/usr/bin/env bash\n{command}\n")
         (self.root / name).chmod(0o755)
 
-    def run_all(self, parts="3"):
+    def run_all(self, *arguments):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CTEST_")}
-        done = subprocess.run([self.root / ".ci/run", parts], capture_output=True, text=True, env=environment)
+        done = subprocess.run([self.root / ".ci/run", *arguments], capture_output=True, text=True,
+                              env={**environment, "XDG_CACHE_HOME": str(self.root.with_suffix(".cache"))})
         return done.returncode, done.stdout
+
+    def commit(self):
+        git = ["git", "-c", "user.name=a", "-c", "user.email=b", "-C", self.root]
+        if not (self.root / ".git").exists():
+            subprocess.run([*git, "init", "--quiet"], check=True)
+            (self.root / ".gitignore").write_text("/build*/\n__pycache__/\n")
+        subprocess.run([*git, "add", "--all"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "one more"], check=True)
+
+    def ran(self, build):
+        file = self.root / build / "ran"
+        names = sorted(file.read_text().split()) if file.exists() else []
+        file.unlink(missing_ok=True)
+        return names
 
     def test_skipped_tests_are_not_counted_as_passed(self):
         status, output = self.run_all()
         self.assertEqual(status, 0, output)
-        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n17 passed, 0 failed, 6 skipped\n"
+        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n18 passed, 0 failed, 6 skipped\n"
         self.assertTrue(output.endswith(end), output)
 
     def test_failures_and_skipped_stages_are_counted(self):
@@ -77,24 +95,51 @@ class CiRun(unittest.TestCase):
         self.assertEqual(status, 1, output)
         self.assertIn("\nfuzz targets, fuzz.sh: skipped: no clang++\n", output)
         self.assertIn("\ntests with the newest LibTorch, try_libtorch.sh: skipped: no torch 2 to be had\n", output)
-        self.assertTrue(output.endswith("\n14 passed, 2 failed, 5 skipped\n"), output)
+        self.assertTrue(output.endswith("\n15 passed, 2 failed, 5 skipped\n"), output)
 
-    def test_tests_with_processes_take_turns(self):
-        git = ["git", "-c", "user.name=a", "-c", "user.email=b", "-C", self.root]
-        subprocess.run([*git, "init", "--quiet"], check=True)
-        ran = {}
-        for commits in range(1, 4):
-            subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "one more"], check=True)
+    def test_without_a_record_tests_with_processes_take_turns_and_packages_run(self):
+        ran = []
+        for _ in range(3):
+            self.commit()
             status, output = self.run_all()
             self.assertEqual(status, 0, output)
-            ran[commits] = [sorted((self.root / build / "ran").read_text().split()) for build in ["build", "build-asan"]]
-            for build in ["build", "build-asan"]:
-                (self.root / build / "ran").unlink()
-        self.assertEqual(ran, {1: [["2", "5"], ["3", "6"]], 2: [["3", "6"], ["1", "4", "7"]], 3: [["1", "4", "7"], ["2", "5"]]})
-        self.assertIn("==== tests with processes, part 1 of 3\n", output)
+            ran.append([self.ran("build"), self.ran("build-asan")])
+            shutil.rmtree(self.root.with_suffix(".cache"))
+        # The tests of the turn are those whose number among all with processes leaves the number of commits when divided by 5.
+        self.assertEqual(ran, [[["2", "7"], ["3", "7"]], [["3", "7"], ["4", "7"]], [["4", "7"], ["5", "7"]]])
+
+    def test_with_a_record_the_tests_that_always_run_and_those_of_the_change_run(self):
+        (self.root / "tests/always.txt").write_text("# a page\nwith processes 1\n")
+        (self.root / "docs").mkdir()
+        self.commit()
+        self.run_all()
+        self.ran("build"), self.ran("build-asan")
+        (self.root / "docs/x.md").write_text("new")
+        self.commit()
+        status, output = self.run_all()
+        self.assertEqual(status, 0, output)
+        self.assertEqual([self.ran("build"), self.ran("build-asan")], [["1"], []])
+        for stage in ["quickstart", "sanitizers", "fuzz targets", "newest LibTorch"]:
+            self.assertIn(f"\n==== {stage}: left out, nothing that it uses has changed since ", output)
         status, output = self.run_all("1")
         self.assertEqual(status, 0, output)
-        self.assertEqual(sorted((self.root / "build/ran").read_text().split()), list("1234567"))
+        self.assertEqual([self.ran("build"), self.ran("build-asan")], [list("1234567")] * 2)
+        self.assertNotIn("left out", output)
+
+    def test_a_test_that_always_runs_and_is_not_there_fails(self):
+        (self.root / "tests/always.txt").write_text("with processes 8\n")
+        status, output = self.run_all()
+        self.assertEqual(status, 1, output)
+        self.assertIn("choose.py: build: not there: with processes 8\n", output)
+
+    def test_a_stage_that_failed_runs_again(self):
+        self.script("scripts/fuzz.sh", 'test "$1" = --build || exit 1')
+        self.commit()
+        self.assertEqual(self.run_all()[0], 1)
+        status, output = self.run_all()
+        self.assertEqual(status, 1, output)
+        self.assertIn("\n==== fuzz targets: FAILED", output)
+        self.assertIn("\n==== sanitizers: left out", output)
 
     def test_a_failed_test_is_named_at_the_end_with_its_output(self):
         bad = """add_test(NAME "bad" COMMAND sh -c "echo '1 is not <2>'; exit 1")\n"""
@@ -105,15 +150,25 @@ class CiRun(unittest.TestCase):
         asan = "launcher and common under ASan and UBSan"
         failed = "\n1 failed:\n  bad\n    1 is not <2>\n"
         end = f"\n\ntests, exit status 8{failed}\n{asan}, exit status 8{failed}\nfuzz targets, exit status 77\na crash\n"
-        self.assertTrue(output.endswith(end + "\n16 passed, 3 failed, 6 skipped\n"), output)
+        self.assertTrue(output.endswith(end + "\n17 passed, 3 failed, 6 skipped\n"), output)
 
     def test_a_test_that_needs_a_second_attempt_is_named(self):
         flaky = """add_test(NAME "a: flaky one" COMMAND sh -c "test -e seen && exit 0; touch seen; exit 1")\n"""
         (self.root / "CMakeLists.txt").write_text(PROJECT + flaky)
         status, output = self.run_all()
         self.assertEqual(status, 0, output)
-        self.assertIn("\ntests, passed at the second attempt:\n  a: flaky one\n", output)
-        self.assertTrue(output.endswith("\n\n19 passed, 0 failed, 6 skipped\n"), output)
+        line = f"{datetime.date.today()} - a: flaky one"
+        self.assertIn(f"\ntests, passed at the second attempt; lines for tests/second_attempts.txt:\n  {line}\n", output)
+        self.assertIn(" passed, 0 failed, 6 skipped\n", output)
+        (self.root / "tests/second_attempts.txt").write_text(f"{line}\n" * 2)
+        for build in ["build", "build-asan"]:
+            (self.root / build / "seen").unlink()
+        self.assertEqual(self.run_all()[0], 0)
+        (self.root / "tests/second_attempts.txt").write_text(f"{line}\n" * 3)
+        (self.root / "build/seen").unlink()
+        status, output = self.run_all()
+        self.assertEqual(status, 1, output)
+        self.assertIn("\ntests, a test needed its second attempt once too often:\n", output)
 
 
 if __name__ == "__main__":

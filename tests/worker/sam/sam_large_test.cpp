@@ -13,7 +13,7 @@
 using namespace ddprun;
 using namespace ddprun::test;
 
-TEST_CASE("SAM base gives transformers' masks for an image of 1024 x 1024", "[sam_large]") {
+TEST_CASE("SAM base gives transformers' masks for an image of 1024 x 1024", "[sam_large][.slow]") {
   const TempDir folder;
   check_python(folder.path(), "transformers", R"(
 import torch

@@ -2,6 +2,6 @@
 #include "tests/support/catch.h"
 #include "tests/worker/runtime/ddp/parity_case.h"
 
-TEST_CASE("losses of ResNet-18 are Python's with every option", "[ddp_parity]") {
+TEST_CASE("losses of ResNet-18 are Python's with every option", "[ddp_parity][.slow]") {
   ddprun::test::check_parity("resnet18", 2, [](const auto&) { return true; });
 }
