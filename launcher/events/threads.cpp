@@ -74,20 +74,21 @@ asio::awaitable<AsideEnd> run_aside(std::function<void()> work,
     aside->work();
     co_return AsideEnd::kDone;
   }
-  Timer timer(executor);
-  bool finished = false;
-  done.async_wait(done.wait_read, [&](const boost::system::error_code& error) {
+  // The handler may already be queued when a deadline lets the caller go on without it.
+  const auto timer = std::make_shared<Timer>(executor);
+  const auto finished = std::make_shared<bool>(false);
+  done.async_wait(done.wait_read, [timer, finished](const boost::system::error_code& error) {
     if (error) return;  // the caller has gone
-    finished = true;
-    timer.cancel();
+    *finished = true;
+    timer->cancel();
   });
-  while (!finished) {
+  while (!*finished) {
     const auto now = LoopClock::now(), end = deadline.value_or(LoopClock::time_point::max());
     if (now >= end) co_return AsideEnd::kLate;
     if (give_up != nullptr && (*give_up)()) co_return AsideEnd::kGivenUp;
-    timer.expires_at(give_up != nullptr ? std::min(end, now + kLook) : end);
+    timer->expires_at(give_up != nullptr ? std::min(end, now + kLook) : end);
     boost::system::error_code cancelled;
-    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    co_await timer->async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
   }
   if (aside->thrown) std::rethrow_exception(aside->thrown);
   co_return AsideEnd::kDone;

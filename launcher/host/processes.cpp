@@ -29,13 +29,13 @@ std::optional<ProcessStat> parse_stat(const std::string& line) {
   if (name_begin == std::string::npos || name_end == std::string::npos || name_end < name_begin) return {};
   ProcessStat stat;
   stat.name = line.substr(name_begin + 1, name_end - name_begin - 1);
-  // Fields 3 to 5, 14, 15, 22 and 24 of proc(5).
-  const int fields =
-      std::sscanf(line.c_str() + name_end + 1,
-                  " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d "
-                  "%*d %llu %*u %lld",
-                  &stat.state, &stat.parent, &stat.group, &stat.user, &stat.system, &stat.start, &stat.pages);
-  return fields == 7 ? std::optional(stat) : std::nullopt;
+  // Fields 3 to 5, 9, 14, 15, 22 and 24 of proc(5).
+  const int fields = std::sscanf(line.c_str() + name_end + 1,
+                                 " %c %d %d %*d %*d %*d %u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d "
+                                 "%*d %llu %*u %lld",
+                                 &stat.state, &stat.parent, &stat.group, &stat.flags, &stat.user,
+                                 &stat.system, &stat.start, &stat.pages);
+  return fields == 8 ? std::optional(stat) : std::nullopt;
 }
 
 std::optional<ProcessStat> stat_of(pid_t pid) {

@@ -6,13 +6,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <memory>
 #include <system_error>
 #include <utility>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/events/threads.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/processes.h"
 #include "launcher/job/job.h"
@@ -136,6 +139,23 @@ std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const AttemptOu
   return signs;
 }
 
+/// Writes the stacks' files aside: a disk that stalls must not hold up the end of the job.
+asio::awaitable<void> write_files(std::vector<StackResult>& results, const std::filesystem::path& folder,
+                                  std::chrono::seconds patience, const std::function<bool()>& give_up) {
+  const auto files = std::make_shared<std::vector<StackResult>>(results);
+  const std::function<void()> write = [files, folder] {
+    for (StackResult& result : *files) write_stacks(result, folder);
+  };
+  if (co_await run_aside(write, Clock::now() + patience, &give_up) == AsideEnd::kDone) {
+    results = std::move(*files);
+    co_return;
+  }
+  for (StackResult& result : results) {
+    result.tools.clear();
+    result.problem = folder.string() + ": the disk does not answer";
+  }
+}
+
 /// Dumps every rank's stacks before a stuck job is stopped. returns the signal to stop it with
 asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt) {
   std::vector<StackTarget> targets;
@@ -145,14 +165,16 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   const auto give_up = gives_up(job);
   const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, give_up);
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
-  StackDump dump(targets, folder, find_stack_tools(path));
+  StackDump dump(targets, folder.empty() ? StackTools() : find_stack_tools(path));
   const auto deadline = Clock::now() + kStackDumpTimeout;
   while (!dump.advance()) {
     const bool looking = dump.looking();
     const bool goes_on = co_await group.wait_for_event(looking ? Clock::now() : deadline);
     if (!group.user_signals().empty() || (!goes_on && !looking) || Clock::now() >= deadline) break;
   }
-  const auto results = dump.finish();
+  auto results = dump.finish();
+  const std::chrono::seconds patience(group.user_signals().empty() ? 10 : 1);
+  co_await write_files(results, folder, patience, give_up);
   for (const StackResult& result : results) {
     log_warning(describe(result));
     if (!result.file.empty()) attempt.stacks[result.rank] = result.file;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <ctime>
 #include <filesystem>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/job/attempt.h"
+#include "launcher/host/processes.h"
 #include "launcher/outcome/failure_report.h"
 #include "launcher/outcome/root_cause.h"
 
@@ -66,6 +68,29 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
 
 constexpr std::chrono::seconds kTimeToExit{2};
 constexpr std::chrono::milliseconds kErrorPatience{2000};
+
+/// Whether it ended in a way that neither another's end nor another's error causes. SIGABRT may be caused so.
+bool crashed(const std::optional<ExitStatus>& status) {
+  constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGKILL};
+  return status && std::ranges::count(kCrashes, status->signal) > 0;
+}
+
+/// A worker's connections close before the kernel reports its end, and another that has noticed may exit in
+/// between: a crash is the first failure even if its report comes second.
+asio::awaitable<void> look_for_crash(WorkerGroup& group, Attempt& attempt,
+                                     JobEvents::Clock::time_point deadline) {
+  const auto is_ending = [](const Worker& worker) {
+    return !worker.status && stat_of(worker.process.pid).value_or(ProcessStat{}).is_ending();
+  };
+  for (bool waits = true; waits && std::ranges::any_of(group.workers(), is_ending);)
+    waits = co_await group.wait_for_event(deadline);
+  for (std::size_t i = 0; i < group.workers().size(); ++i) {
+    const auto& status = group.workers()[i].status;
+    if (!crashed(status)) continue;
+    attempt.outcome = WorkerFailed{*status, i};
+    co_return;
+  }
+}
 
 /// Whether the error files are in the user's log folder, not in ddprun's own temporary one.
 bool may_stall(const Job& job) { return job.outputs.log_folder() != nullptr; }
@@ -126,6 +151,8 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
 asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Attempt& attempt) {
   const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
   if (failed == nullptr) co_return;
+  const auto deadline = JobEvents::Clock::now() + kTimeToExit;
+  if (!crashed(failed->status)) co_await look_for_crash(group, attempt, deadline);
   std::vector<std::filesystem::path> files;
   for (const Worker& worker : group.workers())
     files.push_back(worker.succeeded() ? "" : attempt.specs[files.size()].error_file);
@@ -134,14 +161,14 @@ asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Att
   attempt.errors.assign(seen.size(), {});
   for (std::size_t i = 0; i < seen.size(); ++i)
     if (seen[i]) attempt.errors[i] = seen[i]->content;
-  const auto deadline = JobEvents::Clock::now() + kTimeToExit;
   for (;;) {
     const std::size_t cause = root_cause(failed->index, seen);
     if (cause == failed->index) co_return;
     const auto& status = group.workers()[cause].status;
-    for (bool waits = may_exit_soon(*seen[cause], std::time(nullptr)); waits && !status;)
-      waits = co_await group.wait_for_event(deadline);
-    if (status && !status->success()) {
+    const bool may_be =
+        !crashed(failed->status) && may_exit_soon(*seen[cause], std::time(nullptr));  // and has not recovered
+    for (bool waits = may_be; waits && !status;) waits = co_await group.wait_for_event(deadline);
+    if (may_be && status && !status->success()) {
       attempt.outcome = WorkerFailed{*status, cause};
       co_return;
     }

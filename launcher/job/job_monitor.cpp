@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/clock.h"
 #include "launcher/host/gpu_list.h"
@@ -202,8 +201,7 @@ asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {
         !worker.status && rank.value_or(running_->attempt.specs[i].rank) == running_->attempt.specs[i].rank)
       targets.push_back({running_->attempt.specs[i].rank, worker.process.pid});
   if (targets.empty()) co_return json{{"error", "no such rank runs here"}};
-  const TempDir folder("ddprun-stacks");
-  StackDump dump(targets, folder.path(), find_stack_tools(process_env("PATH").value_or("/bin:/usr/bin")));
+  StackDump dump(targets, find_stack_tools(process_env("PATH").value_or("/bin:/usr/bin")));
   const auto deadline = JobEvents::Clock::now() + kStackDumpTimeout;
   Timer timer(co_await asio::this_coro::executor);
   while (!dump.advance() && JobEvents::Clock::now() < deadline) {
@@ -212,11 +210,10 @@ asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
   json reply = {{"ranks", json::array()}};
-  for (const StackResult& result : dump.finish()) {
-    std::string text = result.file.empty() ? "" : read_file(result.file);
-    if (text.size() > kMostStackBytes) text.resize(kMostStackBytes);
-    reply["ranks"].push_back({{"rank", result.rank}, {"problem", result.problem}, {"text", text}});
-  }
+  for (const StackResult& result : dump.finish())
+    reply["ranks"].push_back({{"rank", result.rank},
+                              {"problem", result.problem},
+                              {"text", result.text.substr(0, kMostStackBytes)}});
   co_return reply;
 }
 

@@ -1,7 +1,9 @@
 #include "launcher/outcome/stack_dump.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,7 +51,7 @@ namespace fs = std::filesystem;
 // gdb takes several hundred MB per training process: do not run too many at once.
 constexpr unsigned kMaxDebuggers = 8;
 constexpr std::chrono::milliseconds kLook{10};  // at a time: the event loop waits
-constexpr std::size_t kMaxBytesJudged = 1 << 18;
+constexpr rlim_t kMaxOutput = 1 << 26;          // of a debugger: it is in memory
 constexpr std::size_t kMaxThreads = 512;
 
 /// Without the final newline; empty if it is gone or unreadable for us.
@@ -111,18 +113,16 @@ void isolate_debugger() {
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   close_above_stderr_on_exec();  // Boost still needs its pipe
+  const rlimit most{kMaxOutput, kMaxOutput};
+  ::setrlimit(RLIMIT_FSIZE, &most);
 }
 
-UniqueFd create_private(const fs::path& path) {
-  ::unlink(path.c_str());
-  return UniqueFd(
-      ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-}
-
-std::string read_from(int fd, off_t begin) {
-  std::string text(kMaxBytesJudged, '\0');
-  const ssize_t n = ::pread(fd, text.data(), text.size(), begin);
-  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+/// What has been written to a file in memory.
+std::string all_of(const UniqueFd& file) {
+  const off_t size = ::lseek(file.get(), 0, SEEK_END);
+  std::string text(static_cast<std::size_t>(std::max<off_t>(size, 0)), '\0');
+  const ssize_t n = ::pread(file.get(), text.data(), text.size(), 0);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
   return text;
 }
 
@@ -140,10 +140,9 @@ struct StackDump::Step {
 
 struct StackDump::Rank {
   StackResult result;
-  UniqueFd file;
   std::deque<Step> steps;  ///< the debugger is working on the first
   std::optional<bp::child> debugger;
-  off_t output_begin = 0;  ///< where the debugger's output begins
+  UniqueFd output;  ///< of the debugger, in memory: a file on a disk could hold up the event loop
 
   void note_problem(const Step& step, const std::string& problem) {
     if (step.of_worker) add_to(result.problem, step.command.tool + ": " + problem, "; ");
@@ -250,9 +249,25 @@ int signal_after(const std::vector<StackResult>& results) {
   return abort_tells_more ? SIGABRT : SIGTERM;
 }
 
-StackDump::StackDump(const std::vector<StackTarget>& targets, const fs::path& folder, StackTools tools)
-    : folder_(folder),
-      tools_(std::move(tools)),
+void write_stacks(StackResult& result, const fs::path& folder) {
+  const auto path = folder / ("stacks_" + std::to_string(result.rank) + ".txt");
+  if (!folder.empty()) ::unlink(path.c_str());
+  const UniqueFd file(
+      folder.empty()
+          ? -1
+          : ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (file) {
+    write_all(file.get(), result.text);
+    result.file = path;
+    return;
+  }
+  result.tools.clear();
+  result.problem =
+      folder.empty() ? "no folder for them" : path.string() + ": cannot create: " + std::strerror(errno);
+}
+
+StackDump::StackDump(const std::vector<StackTarget>& targets, StackTools tools)
+    : tools_(std::move(tools)),
       groups_(process_groups()),
       max_running_(std::clamp(std::thread::hardware_concurrency(), 2u, kMaxDebuggers)) {
   constexpr int kCapSysPtrace = 19;
@@ -271,16 +286,8 @@ StackDump::~StackDump() {
     if (rank.debugger) rank.kill_debugger();
 }
 
-/// Writes the kernel's view of all processes of a rank into its file, and plans the debuggers.
+/// Notes the kernel's view of all processes of a rank, and plans the debuggers.
 void StackDump::look_at(Rank& rank) {
-  const auto path = folder_ / ("stacks_" + std::to_string(rank.result.rank) + ".txt");
-  if (!folder_.empty()) rank.file = create_private(path);
-  if (!rank.file) {
-    rank.result.problem =
-        folder_.empty() ? "no folder for them" : path.string() + ": cannot create: " + std::strerror(errno);
-    return;
-  }
-  rank.result.file = path;
   const pid_t worker = rank.result.pid;
   std::vector<pid_t> pids = groups_[worker];
   std::erase(pids, worker);
@@ -290,15 +297,14 @@ void StackDump::look_at(Rank& rank) {
     if (pid == worker) rank.result.view = view;
     if (pid == worker && view.text.empty()) rank.result.problem = "it has ended";
     if (view.text.empty()) continue;
-    write_all(rank.file.get(), view.text);
+    rank.result.text += view.text;
     for (StackCommand& command : stack_commands(tools_, pid, view))
       rank.steps.push_back({std::move(command), pid, pid == worker});
   }
   if (forbidden_) rank.steps.clear();
   if (forbidden_ && rank.result.problem.empty()) rank.result.problem = *forbidden_;
-  if (!rank.steps.empty()) return;
-  if (rank.result.problem.empty()) rank.result.problem = "eu-stack, gdb and py-spy not found in PATH";
-  rank.file.reset();
+  if (rank.steps.empty() && rank.result.problem.empty())
+    rank.result.problem = "eu-stack, gdb and py-spy not found in PATH";
 }
 
 bool StackDump::advance() {
@@ -331,7 +337,7 @@ std::vector<StackResult> StackDump::finish() {
       rank.note_problem(rank.steps.front(), "no time left");
     }
     rank.steps.clear();
-    results.push_back(rank.result);
+    results.push_back(std::move(rank.result));
   }
   return results;
 }
@@ -342,9 +348,9 @@ void StackDump::start_next(Rank& rank, bool of_worker) {
          rank.steps.front().of_worker == of_worker) {
     const Step& step = rank.steps.front();
     const auto& argv = step.command.argv;
-    const int file = rank.file.get();
-    write_all(file, "\n" + step.command.tool + " on process " + std::to_string(step.pid) + ":\n");
-    rank.output_begin = ::lseek(file, 0, SEEK_END);
+    rank.result.text += "\n" + step.command.tool + " on process " + std::to_string(step.pid) + ":\n";
+    rank.output.reset(::memfd_create("stacks", MFD_CLOEXEC));
+    const int file = rank.output.get();
     const UniqueFd in = open_dev_null(O_RDONLY);
     const std::vector<std::string> arguments(argv.begin() + 1, argv.end());
     const bp::environment environment = debugger_environment();
@@ -370,7 +376,9 @@ void StackDump::conclude(Rank& rank, bool in_time) {
   rank.steps.pop_front();
   rank.debugger.reset();
   --running_;
-  const std::string output = read_from(rank.file.get(), rank.output_begin);
+  const std::string output = all_of(rank.output);
+  rank.output.reset();
+  rank.result.text += output;
   const std::string refusal = in_time ? refusal_in(output) : "not done in time";
   if (!shows_stacks(output)) {
     rank.note_problem(step, refusal.empty() ? "no stacks in its output" : refusal);

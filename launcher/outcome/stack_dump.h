@@ -69,8 +69,9 @@ struct StackTarget {
 struct StackResult {
   int rank = 0;
   pid_t pid = -1;
+  std::string text;                ///< the kernel's view of all its processes, and their stacks
   std::filesystem::path file;      ///< empty: not written
-  std::vector<std::string> tools;  ///< that wrote the worker's own stacks into the file
+  std::vector<std::string> tools;  ///< that found the worker's own stacks
   std::string problem;             ///< why there are none: one line
   KernelView view;                 ///< of the worker itself, at the beginning
 };
@@ -83,16 +84,20 @@ std::string describe(const StackResult& result);
 /// Otherwise SIGTERM.
 int signal_after(const std::vector<StackResult>& results);
 
-/// Writes what every rank of a hanging job is doing to FOLDER/stacks_RANK.txt (mode 0600): first the
-/// kernel's view of all its processes, then their stacks, with debuggers working on a few ranks at a time.
-/// Also works on stopped processes, and leaves every process as it found it.
+/// Writes the text to FOLDER/stacks_RANK.txt (mode 0600), and notes the file or the problem. A disk that
+/// stalls holds it up.
+void write_stacks(StackResult& result, const std::filesystem::path& folder);
+
+/// Finds out what every rank of a hanging job is doing: first the kernel's view of all its processes, then
+/// their stacks, with debuggers working on a few ranks at a time. Also works on stopped processes, and leaves
+/// every process as it found it.
 ///
 /// Nothing here blocks. Call advance() whenever a child of ddprun has ended (debuggers are children, and
 /// anyone may reap them), and again at once while looking(), until it returns true or you give up, and then
 /// finish().
 class StackDump {
  public:
-  StackDump(const std::vector<StackTarget>& targets, const std::filesystem::path& folder, StackTools tools);
+  StackDump(const std::vector<StackTarget>& targets, StackTools tools);
   /// Kills the remaining debuggers; the processes that they traced continue.
   ~StackDump();
   StackDump(const StackDump&) = delete;
@@ -115,7 +120,6 @@ class StackDump {
   void start_next(Rank& rank, bool of_worker);
   void conclude(Rank& rank, bool in_time);
 
-  std::filesystem::path folder_;
   StackTools tools_;
   std::optional<std::string> forbidden_;
   std::map<pid_t, std::vector<pid_t>> groups_;

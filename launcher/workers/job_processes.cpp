@@ -174,15 +174,25 @@ std::vector<pid_t> program_of(pid_t leader, int signal) {
   return acts_alone(leader, signal) ? std::vector<pid_t>{leader} : program_below(leader, signal);
 }
 
-std::vector<pid_t> program_below(pid_t leader, int signal) {
+std::vector<pid_t> program_below(pid_t leader, int signal, std::vector<NotAsked>* not_asked) {
   std::vector<pid_t> found = {leader};
   for (std::size_t i = 0; i < found.size(); ++i) {
-    while (const auto child = awaited_program(found[i], leader, signal)) found[i] = *child;
+    while (const auto child = awaited_program(found[i], leader, signal)) {
+      if (not_asked != nullptr) not_asked->push_back({found[i], *child});
+      found[i] = *child;
+    }
     const pid_t pid = found[i];
     if (pid != leader && acts(pid, signal)) continue;
     for (const pid_t child : children_of(pid))
       if (is_member(child, leader)) found.push_back(child);
   }
+  const auto is_asked = [&](pid_t child) { return is_member(child, leader) && !ignores(child, signal); };
+  std::erase_if(found, [&](pid_t pid) {
+    if (!ignores(pid, signal)) return false;
+    if (pid != leader && signal != SIGTERM && std::ranges::none_of(children_of(pid), is_asked)) return true;
+    if (not_asked != nullptr) not_asked->push_back({pid, 0});
+    return false;
+  });
   return found;
 }
 
@@ -231,6 +241,10 @@ bool reads_terminal(const std::vector<pid_t>& processes) {
 void reap_children() {
   while (::waitpid(-1, nullptr, WNOHANG) > 0) {
   }
+}
+
+bool ignores(pid_t pid, int signal) {
+  return (signals_in(read_proc(pid, "status"), {"\nSigIgn:"}) >> (signal - 1) & 1) != 0;
 }
 
 bool would_die_of(pid_t pid, int signal) {

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,8 +28,19 @@ bool is_member(pid_t pid, pid_t group);
 /// handles it, instead of a program that waits for the child.
 std::vector<pid_t> program_of(pid_t leader, int signal);
 
-/// The same for a leader that is known not to act alone.
-std::vector<pid_t> program_below(pid_t leader, int signal);
+/// A process of a program that a signal does not reach at once.
+struct NotAsked {
+  pid_t pid;
+  pid_t child;  ///< gets the signal in its place, for the process waits for it; 0: the process ignores it
+  std::optional<std::chrono::steady_clock::time_point> child_gone = {};  ///< when that was seen
+};
+
+/// The same for a leader that is known not to act alone. Leaves out what ignores the signal, unless that is
+/// SIGTERM, and has no child that does not, as what a shell has started in the background ignores SIGINT.
+///
+/// not_asked  null, or gets those that the signal does not reach now: they may go on when their child has
+/// ended
+std::vector<pid_t> program_below(pid_t leader, int signal, std::vector<NotAsked>* not_asked = nullptr);
 
 /// Whether the signal is meant for the leader of a process group only, and not for those that it has started.
 /// Quick.
@@ -54,6 +66,8 @@ bool reads_terminal(const std::vector<pid_t>& processes);
 
 /// Reaps every child that has ended. Only while no worker runs.
 void reap_children();
+
+bool ignores(pid_t pid, int signal);
 
 /// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
 bool would_die_of(pid_t pid, int signal);

@@ -12,7 +12,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include "launcher/events/launch_error.h"
-#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -25,6 +24,11 @@ constexpr std::chrono::seconds kKillTimeout{10};
 // Every worker's silence is judged at least this often. A look late by half of this was prevented: the whole
 // job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
 constexpr std::chrono::milliseconds kHangLook{1000};
+
+// How often processes that the signal to end has not reached are looked at, and how long one that has left it
+// to its child may go on once the child has ended.
+constexpr JobEvents::Clock::duration kAskLook = std::chrono::milliseconds(100);
+constexpr std::chrono::seconds kTimeToFollow{1};
 
 // How soon a job in the background is stopped if it reads the terminal.
 constexpr std::chrono::milliseconds kTerminalLook{200};
@@ -181,7 +185,7 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
 
 /// Waits until no process is left. False if the deadline passes or, with can_hurry, the user signals twice.
 asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point deadline, bool can_hurry) {
-  JobEvents::Clock::time_point next_look;
+  JobEvents::Clock::time_point next_look, next_ask;
   for (bool changed = true;;) {
     const auto begin = JobEvents::Clock::now();
     if (changed && begin >= next_look && !events_.pending()) {
@@ -191,7 +195,13 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
       const auto end = JobEvents::Clock::now();
       next_look = end + 10 * (end - begin);
     }
-    const JobEvent event = co_await events_.next(changed ? std::min(deadline, next_look) : deadline);
+    if (const auto now = JobEvents::Clock::now(); can_hurry && now >= next_ask) {
+      const bool again = ask_who_goes_on();
+      next_ask = again ? JobEvents::Clock::now() + std::max(kAskLook, 10 * (JobEvents::Clock::now() - now))
+                       : JobEvents::Clock::time_point::max();
+    }
+    const auto wake_up = std::min(deadline, next_ask);
+    const JobEvent event = co_await events_.next(changed ? std::min(wake_up, next_look) : wake_up);
     if (std::holds_alternative<DeadlinePassed>(event)) {
       if (JobEvents::Clock::now() >= deadline) co_return false;
       continue;
@@ -202,6 +212,7 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
     if (received == nullptr || !signals_.ends_job(received->signal) || !can_hurry) continue;
     if (user_signals_.size() > 1) co_return false;
     signal_to_end(received->signal);
+    next_ask = {};
   }
 }
 
@@ -288,9 +299,14 @@ bool WorkerGroup::look_for_processes() {
     if (!worker.asked.empty() && !worker.group_gone) ask_the_rest(worker);
   }
   const auto left = strays();
-  if (!ending_signals_.empty())
-    for (const pid_t pid : left)
-      if (signalled_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
+  if (!ending_signals_.empty()) {
+    for (const pid_t pid : left) {
+      if (!signalled_.insert({pid, ending_signals_.back()}).second) continue;
+      ::kill(pid, ending_signals_.back());
+      ::kill(pid, SIGCONT);  // a stopped process would not react
+    }
+    end_background();
+  }
   return left.empty() && std::ranges::all_of(workers_, &Worker::group_gone);
 }
 
@@ -315,6 +331,7 @@ void WorkerGroup::signal_to_end(int signal) {
   std::vector<Worker*> others;
   const bool saves = !whole_groups_ && signal != SIGKILL;
   for (Worker& worker : workers_) {
+    worker.not_asked.clear();
     if (worker.group_gone) continue;
     if (saves && !worker.status) {
       worker.asked = {worker.process.pid};
@@ -326,11 +343,11 @@ void WorkerGroup::signal_to_end(int signal) {
     ask_to_end(worker, signal);
   }
   for (Worker* worker : others) {
-    worker->asked = program_below(worker->process.pid, signal);
+    worker->asked = program_below(worker->process.pid, signal, &worker->not_asked);
     ask_to_end(*worker, signal);
   }
   if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not react
-  signalled_strays_.clear();
+  signalled_.clear();
   look_for_processes();
 }
 
@@ -351,19 +368,64 @@ void WorkerGroup::ask_the_rest(Worker& worker) {
   const auto lives = [&](pid_t pid) { return is_member(pid, worker.process.pid); };
   if (std::ranges::any_of(worker.asked, lives)) return;
   worker.asked.clear();
+  worker.not_asked.clear();
   signal_group(worker.process, ending_signals_.back());
+}
+
+/// Signals processes that the signal has not reached: those that ignored it while they waited for a child, as
+/// in system(), and those that have left it to a child and go on without it. False if there are no more.
+bool WorkerGroup::ask_who_goes_on() {
+  const auto now = JobEvents::Clock::now();
+  bool more = false;
+  for (Worker& worker : workers_) {
+    const pid_t group = worker.process.pid;
+    std::erase_if(worker.not_asked, [&](NotAsked& process) {
+      if (!is_member(process.pid, group)) return true;
+      if (process.child == 0 && ignores(process.pid, ending_signals_.back())) return false;
+      if (process.child != 0) {
+        if (is_member(process.child, group)) return false;
+        if (!process.child_gone) process.child_gone = now;
+        if (now - *process.child_gone < kTimeToFollow) return false;
+        worker.asked.push_back(process.pid);
+      }
+      ::kill(process.pid, ending_signals_.back());
+      return true;
+    });
+    more = more || !worker.not_asked.empty();
+  }
+  return more;
 }
 
 /// For a program that handles the signal, does not pass it on and waits for its child.
 void WorkerGroup::ask_all_the_rest() {
+  const int signal = ending_signals_.back();
   auto groups = process_groups();
   for (Worker& worker : workers_) {
     if (worker.group_gone || worker.asked.empty()) continue;
-    auto& members = groups[worker.process.pid];
-    for (const pid_t pid : members)
-      if (std::ranges::find(worker.asked, pid) == worker.asked.end()) ::kill(pid, ending_signals_.back());
-    worker.asked = std::move(members);
+    for (const pid_t pid : groups[worker.process.pid]) {
+      if (std::ranges::find(worker.asked, pid) != worker.asked.end()) continue;
+      ::kill(pid, signal);
+      if (!ignores(pid, signal)) worker.asked.push_back(pid);
+    }
+    std::erase_if(worker.not_asked, [](const NotAsked& process) { return process.child != 0; });
   }
+}
+
+/// What a shell starts in the background ignores SIGINT: it gets SIGTERM once its program has ended.
+void WorkerGroup::end_background() {
+  const int signal = ending_signals_.back();
+  if (signal == SIGTERM || signal == SIGKILL) return;
+  const bool all_ended =
+      std::ranges::all_of(workers_, [](const Worker& worker) { return worker.status.has_value(); });
+  const auto may_end = [&](pid_t pid) {
+    const auto leader = index_of_.find(::getpgid(pid));
+    if (leader == index_of_.end() || workers_[leader->second].group_gone)
+      return all_ended && guard_.is_of_job(pid);
+    const Worker& worker = workers_[leader->second];
+    return worker.status && worker.asked.empty();
+  };
+  for (const pid_t pid : children(may_end))
+    if (ignores(pid, signal) && signalled_.insert({pid, SIGTERM}).second) ::kill(pid, SIGTERM);
 }
 
 /// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them.

@@ -18,6 +18,7 @@
 #include "launcher/events/restart_policy.h"
 #include "launcher/plan/launch_plan.h"
 #include "launcher/workers/guard.h"
+#include "launcher/workers/job_processes.h"
 #include "launcher/workers/process.h"
 #include "launcher/workers/worker_pipes.h"
 
@@ -42,7 +43,8 @@ struct Worker {
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
   std::vector<pid_t> asked;   ///< have got the signal to end; the rest of the group gets it after their end
-  bool group_gone = false;    ///< its process group is empty
+  std::vector<NotAsked> not_asked;  ///< of its program; get the signal if they go on
+  bool group_gone = false;          ///< its process group is empty
 
   bool succeeded() const { return status && status->success(); }
 };
@@ -83,7 +85,8 @@ class WorkerGroup {
                                                          const Interrupted& interrupted);
 
   /// Signals every worker, and the rest of its group once its program has ended or half of the grace period
-  /// has passed; sends SIGKILL after it or the user's second signal. returns what even that did not end
+  /// has passed (SIGTERM if that ignores the signal then); sends SIGKILL after it or the user's second
+  /// signal. returns what even that did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
   void on_window_change(std::function<void()> callback) { on_window_change_ = std::move(callback); }
@@ -120,7 +123,9 @@ class WorkerGroup {
   void signal_to_end(int signal);
   void ask_to_end(Worker& worker, int signal);
   void ask_the_rest(Worker& worker);
+  bool ask_who_goes_on();
   void ask_all_the_rest();
+  void end_background();
   void suspend(int signal = SIGTSTP);
   void stay_off_terminal();
   std::vector<pid_t> strays() const;
@@ -139,7 +144,7 @@ class WorkerGroup {
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::function<void()> on_window_change_;
-  std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
+  std::set<std::pair<pid_t, int>> signalled_;  ///< strays, and signals since the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
   bool loop_failed_ = false;
   bool may_be_in_background_ = false;  ///< it was continued, perhaps with `bg`

@@ -33,6 +33,12 @@ long waiting_pythons(const Child& job) {
   });
 }
 
+long sleeps(const Child& job) {
+  const auto all = job.processes();
+  return std::ranges::count_if(
+      all, [](pid_t pid) { return read_or_empty("/proc/" + std::to_string(pid) + "/comm") == "sleep\n"; });
+}
+
 TEST_CASE("a program that saves as it ends still has the processes that load its data", "[launcher]") {
   const std::string wrapper =
       GENERATE("", "sh -c '\"$@\"; exit' sh", "bash -c 'trap : TERM; \"$@\"; exit' bash",
@@ -83,6 +89,48 @@ TEST_CASE("a program that Python's subprocess.run() waits for has its time after
   CHECK(count_of("got SIGINT", ddprun.out()) == 2);
   CHECK(count_of("no second signal", ddprun.out()) == 2);
   CHECK_THAT(ddprun.err(), !ContainsSubstring("KeyboardInterrupt"));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a program that Ctrl-C does not reach in system() or subprocess.run() gets it when it goes on",
+          "[launcher]") {
+  const std::string call =
+      GENERATE("os.system('sleep 600; exit')", "subprocess.run(['sh', '-c', 'sleep 600; exit'])",
+               "pid = os.fork(); pid or signal.default_int_handler and os.execvp('sh', "
+               "['sh', '-c', 'sleep 600; exit']); os.waitpid(pid, 0)");
+  const std::string outer = GENERATE("exec ", "");  // "": below a shell
+  CAPTURE(call, outer);
+  const std::string program =
+      "import os, signal, subprocess, time\n"
+      "signal.signal(signal.SIGINT, lambda *_: (os.write(1, b\"saved\\n\"), os._exit(0)))\n" +
+      call + "\nwhile True: time.sleep(1)";
+  Command command = script({"--nproc-per-node=2", kNoHurry}, outer + "python3 -c \"$PROGRAM\"; exit");
+  command.env["PROGRAM"] = program;
+  Child ddprun(command);
+  REQUIRE(wait_until([&] { return sleeps(ddprun) == 2; }));  // a shell waits for it
+  REQUIRE(waiting_pythons(ddprun) == 2);
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  CHECK(count_of("saved", ddprun.out()) == 2);
+  CHECK_THAT(ddprun.err(), !ContainsSubstring("sending SIGKILL"));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("what a shell has started in the background ends with its program after Ctrl-C", "[launcher]") {
+  const std::string background =
+      GENERATE("sleep 600 & ", "setsid sleep 600 & ", "while :; do sleep 5; done & ");
+  const std::string how = GENERATE("exec \"$STUB\"", "\"$STUB\"");
+  CAPTURE(background, how);
+  Command command = script({"--nproc-per-node=2", kNoHurry},
+                           background + how + " ready await expect-no-signal 300 say saved; exit");
+  command.env["STUB"] = STUB_WORKER_PROGRAM;
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  CHECK(count_of("no second signal", ddprun.out()) == 2);
+  CHECK(count_of("saved", ddprun.out()) == 2);
+  CHECK_THAT(ddprun.err(), !ContainsSubstring("sending SIGKILL"));
   check_nothing_left(ddprun);
 }
 

@@ -110,6 +110,62 @@ TEST_CASE("the root cause is a worker that ended, not one that reported an error
   CHECK_THAT(run.err, ContainsSubstring("rank      : 0 "));
 }
 
+TEST_CASE("an old error, or one before another worker's crash, is not the root cause if its worker exits too",
+          "[root_cause]") {
+  const auto [age, end, code] = GENERATE(table<std::string, std::string, int>({
+      {"3600", "exit 9", 9},  // rank 0's end
+      {"0", "kill -SEGV $$", 139},
+  }));
+  const TempDir folder;
+  const auto go = folder.path() / "go";
+  Child ddprun(script(
+      {"--nproc-per-node=2"},
+      "cd " + folder.path().string() +
+          R"(; if [ $RANK = 1 ]; then printf '{"message": {"message": "E: mine", "extraInfo": {"timestamp": "%s"}}}' )" +
+          "$(($(date +%s) - " + age +
+          ")) > $TORCHELASTIC_ERROR_FILE; until [ -s pid ] && grep -q 'State:.Z' /proc/$(cat pid)/status; "
+          "do sleep 0.01; done; echo $$ > pid; exit 3; fi; "
+          "echo ready; until [ -e go ]; do sleep 0.01; done; echo $$ > new; mv new pid; " +
+          end));
+  REQUIRE(ddprun.wait_for_output("ready"));
+  ddprun.send_signal(SIGSTOP);  // both have ended when it goes on
+  write_file_atomic(go, "");
+  const auto workers_ended = [&] {
+    const auto all = ddprun.processes();
+    return all.size() <= 2;  // and the guard
+  };
+  REQUIRE(wait_until(workers_ended));
+  ddprun.send_signal(SIGCONT);
+  CHECK(ddprun.wait() == ExitStatus::exited(code));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("rank      : 0 "));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a crash whose report comes after the exit of a worker that noticed it is the root cause",
+          "[root_cause]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
+  Child ddprun(job({"--nproc-per-node=2"},
+                   {"ready", "--rank", "0", "pause", "--rank", "1", "wait-for-file", go, "exit", "3"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  const std::string out = ddprun.out();
+  const auto pid_of = [&](const std::string& rank) {
+    return std::stoi(out.substr(out.find("ready " + rank + " ") + std::string("ready 0 ").size()));
+  };
+  const pid_t crashing = pid_of("0"), other = pid_of("1");
+  if (::ptrace(PTRACE_SEIZE, crashing, nullptr, PTRACE_O_TRACEEXIT) != 0) skip("no debuggers here");
+  ::kill(crashing, SIGSEGV);
+  REQUIRE(::waitpid(crashing, nullptr, __WALL) == crashing);  // it gets the signal
+  ::ptrace(PTRACE_CONT, crashing, nullptr, SIGSEGV);
+  REQUIRE(::waitpid(crashing, nullptr, __WALL) == crashing);  // its end begins
+  write_file_atomic(go, "");
+  REQUIRE(wait_until([&] { return ::kill(other, 0) != 0; }));  // ddprun has reaped it
+  ::ptrace(PTRACE_DETACH, crashing, nullptr, 0);
+  CHECK(ddprun.wait() == ExitStatus::exited(139));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("rank      : 0 "));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("the report shows the error of a worker that reported it before and has not exited",
           "[root_cause]") {
   const bool is_old = GENERATE(true, false);  // or it gets two seconds to exit

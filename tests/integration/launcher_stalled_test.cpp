@@ -214,6 +214,30 @@ TEST_CASE("an error file on a disk that stalls holds up neither the report nor t
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a disk that stalls while stacks are written holds up neither a signal nor the end", "[stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  Command command =
+      job({"--nproc-per-node=2", "--timeout=2", "--log-dir", folder.path() / "logs"}, {"ready", "pause"});
+  command.env["PATH"] = "/nowhere";  // no debugger
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  Child strace({{"strace", "-f", "-o", "/dev/null", "-p", std::to_string(ddprun.pid()), "-e", "trace=unlink",
+                 "-e", "inject=unlink:delay_enter=60000000"}});
+  if (!wait_until([&] { return count_of("attached", strace.err()) > 0 || strace.processes().empty(); }) ||
+      strace.processes().empty())
+    skip("strace may not attach to a process");
+  REQUIRE(wait_until([&] { return count_of("did not end within", ddprun.err()) == 1; }));
+  ddprun.send_signal(SIGTERM);
+  CHECK(wait_until([&] { return count_of("stacks: ", ddprun.err()) == 2; }, std::chrono::seconds(5)));
+  CHECK(count_of(": the disk does not answer", ddprun.err()) == 2);
+  CHECK(wait_until([&] { return ddprun.processes().size() <= 2; }, std::chrono::seconds(5)));  // its guard
+  strace.send_signal(SIGKILL);  // it holds the thread that writes
+  strace.wait();
+  CHECK(ddprun.wait() == ExitStatus::exited(124));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("events that nobody reads do not hold up the job", "[stalled]") {
   const TempDir folder;
   const std::string events = folder.path() / "events";

@@ -140,6 +140,18 @@ TEST_CASE("a daemon that ignores SIGTERM is killed after the grace period", "[la
   CHECK_THAT(run.err, ContainsSubstring("sending SIGKILL"));
 }
 
+TEST_CASE("a daemon that is stopped is continued to end", "[launcher]") {
+  const TempDir folder;
+  Command command =
+      script({"--shutdown-timeout=600"},
+             "cd \"$FOLDER\"; setsid sh -c 'echo $$ > new; mv new pid; kill -STOP $$' & "
+             "until [ -e pid ] && grep -q 'State:.T' /proc/$(cat pid)/status; do sleep 0.01; done");
+  command.env["FOLDER"] = folder.path();
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK_THAT(run.err, !ContainsSubstring("sending SIGKILL"));
+}
+
 TEST_CASE("a daemon dies with a ddprun that is killed", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=2"}, {"daemon", "ready", "pause"}));
   REQUIRE(ddprun.wait_for_output("ready ", 2));

@@ -15,12 +15,14 @@ TEST_CASE("a process's name may hold what separates the fields after it", "[proc
   CHECK(stat->state == 'S');
   CHECK(stat->parent == 7);
   CHECK(stat->group == 8);
+  CHECK(stat->flags == 12);
   CHECK(stat->user == 17);
   CHECK(stat->system == 18);
   CHECK(stat->start == 25);
   CHECK(stat->pages == 27);
   CHECK(stat->lives());
   CHECK_FALSE(stat->stopped());
+  CHECK(stat->is_ending());
 }
 
 TEST_CASE("what is not a line of /proc/PID/stat is no process", "[process_stat]") {
@@ -34,6 +36,7 @@ TEST_CASE("a process is seen with its parent and group, and a missing one is not
   CHECK(stat->parent == ::getppid());
   CHECK(stat->group == ::getpgrp());
   CHECK(stat->pages > 0);
+  CHECK_FALSE(stat->is_ending());
   CHECK_FALSE(stat_of(-1));
 }
 

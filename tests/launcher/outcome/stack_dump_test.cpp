@@ -65,15 +65,18 @@ StackTools fake_gdb(const TempDir& folder, const std::string& script) {
 }
 
 /// To the end, or for so long.
-std::vector<StackResult> run(StackDump& dump, std::chrono::milliseconds timeout = test::kDeadline) {
+std::vector<StackResult> run(StackDump& dump, const std::filesystem::path& folder,
+                             std::chrono::milliseconds timeout = test::kDeadline) {
   wait_until([&] { return dump.advance(); }, timeout);
-  return dump.finish();
+  auto results = dump.finish();
+  for (StackResult& result : results) write_stacks(result, folder);
+  return results;
 }
 
 std::vector<StackResult> run(const std::vector<StackTarget>& targets, const TempDir& folder,
                              const StackTools& tools) {
-  StackDump dump(targets, folder.path(), tools);
-  return run(dump);
+  StackDump dump(targets, tools);
+  return run(dump, folder.path());
 }
 
 /// For tests that need real stacks: skips where this machine lets nobody trace.
@@ -119,10 +122,10 @@ TEST_CASE("many ranks are looked at a few at a time", "[stack_dump]") {
   REQUIRE(child->wait_for_output("ready"));
   std::vector<StackTarget> targets;
   for (int rank = 0; rank < 2000; ++rank) targets.push_back({rank, child->pid()});
-  StackDump dump(targets, folder.path(), {});
+  StackDump dump(targets, {});
   CHECK(dump.looking());  // the event loop goes on meanwhile
   CHECK_FALSE(dump.advance());
-  const auto results = run(dump);
+  const auto results = run(dump, folder.path());
   CHECK(std::ranges::all_of(results, [](const StackResult& result) {
     return read_file(result.file).find("stub_worker") != std::string::npos;
   }));
@@ -204,9 +207,9 @@ TEST_CASE("the kernel's view is there even without a debugger", "[stack_dump]") 
   const TempDir folder;
   const auto child = worker({"ready", "pause"});
   REQUIRE(child->wait_for_output("ready"));
-  StackDump dump({{0, child->pid()}}, folder.path(), {});
+  StackDump dump({{0, child->pid()}}, {});
   CHECK(dump.advance());  // at once
-  const auto results = dump.finish();
+  const auto results = run(dump, folder.path());
   const std::string pid = std::to_string(child->pid());
   CHECK_THAT(read_file(results[0].file),
              ContainsSubstring("process " + pid + " (stub_worker): S (sleeping)"));
@@ -265,7 +268,7 @@ TEST_CASE("a debugger that does not end is killed, with its children", "[stack_d
   const auto pids = folder.path() / "pids";
   const auto tools = fake_gdb(folder, "echo '#0  0x00 in f ()'; sleep 1000 & echo $$ $! > " + pids.string() +
                                           ".tmp; mv " + pids.string() + ".tmp " + pids.string() + "; wait");
-  StackDump dump({{0, child->pid()}}, folder.path(), tools);
+  StackDump dump({{0, child->pid()}}, tools);
   REQUIRE(wait_until([&] { return std::filesystem::exists(pids); }));
   CHECK_FALSE(dump.advance());
   const auto results = dump.finish();
@@ -295,8 +298,8 @@ TEST_CASE("ranks that are gone and folders that cannot be written to are said", 
              ContainsSubstring("no stacks: it has ended"));
   child = worker({"ready", "pause"});
   REQUIRE(child->wait_for_output("ready"));
-  StackDump dump({{0, child->pid()}}, folder.path() / "missing", real_gdb());
-  const auto results = run(dump);
+  StackDump dump({{0, child->pid()}}, real_gdb());
+  const auto results = run(dump, folder.path() / "missing");
   CHECK_THAT(describe(results[0]), ContainsSubstring("stacks_0.txt: cannot create: No such file"));
   CHECK(signal_after(results) == SIGABRT);
 }
