@@ -6,6 +6,7 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/train/loop/resume.h>
 
 namespace ddprun::train {
 namespace {
@@ -21,11 +22,12 @@ std::string why_ended(const Run& run, const TrainingState& state) {
   return "";
 }
 
-/// Otherwise it was killed before, or the checkpoint is another folder's.
-bool has_summary(const Run& run, std::int64_t step) {
+/// Otherwise it was killed before, or the checkpoint is another run's.
+bool has_summary(const Run& run, const Resumed& resumed) {
+  if (!continues_in(run.options.out, resumed)) return false;
   std::ifstream file(run.options.out / "summary.json");
   const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() && summary.contains("steps") && summary["steps"] == step;
+  return summary.is_object() && summary.contains("steps") && summary["steps"] == resumed.state.step;
 }
 
 }  // namespace
@@ -33,7 +35,7 @@ bool has_summary(const Run& run, std::int64_t step) {
 bool has_ended(const Run& run, const Resumed& resumed) {
   if (resumed.path.empty()) return false;
   const auto why = why_ended(run, resumed.state);
-  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed.state.step);
+  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed);
   if (!ddp::any_rank_true(run.group, here)) return false;
   if (run.on_rank_0())
     log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +

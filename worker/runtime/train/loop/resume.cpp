@@ -44,15 +44,6 @@ void settle_position(TrainingState& state, const Run& run) {
   state.position.samples = batches * run.group.size() * run.options.batch_size;
 }
 
-/// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
-bool continues_in(const fs::path& run_folder, const Resumed& from) {
-  std::error_code error;
-  const auto folder = fs::canonical(from.path, error).parent_path();
-  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
-         (!from.state.identity.run.empty() &&
-          from.state.identity.run == RunFolder(run_folder).identity().run);
-}
-
 std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
   const auto& options = run.options;
   create_folders(options.out / "checkpoints");
@@ -79,6 +70,14 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
 
 }  // namespace
 
+bool continues_in(const fs::path& run_folder, const Resumed& from) {
+  std::error_code error;
+  const auto folder = fs::canonical(from.path, error).parent_path();
+  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
+         (!from.state.identity.run.empty() &&
+          from.state.identity.run == RunFolder(run_folder).identity().run);
+}
+
 std::optional<Resumed> find_resumed(const Run& run) {
   const auto& wanted = run.options.checkpoint.resume;
   if (wanted.empty()) return std::nullopt;
@@ -94,8 +93,13 @@ std::optional<Resumed> find_resumed(const Run& run) {
     auto found = find_resume(run.options.out, verify);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state), found.skipped.empty()};
-    if (found.path.empty())
-      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch");
+    if (found.path.empty()) {
+      const auto replaced = RunFolder(run.options.out).replaced();
+      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch" +
+               (replaced.empty() ? ""
+                                 : "; until this run has one, the run that it replaces is in " +
+                                       replaced.back().string()));
+    }
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
     resumed.is_newest =
