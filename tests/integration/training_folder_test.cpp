@@ -77,7 +77,8 @@ Command worker(const std::vector<std::string>& words) {
 
 }  // namespace
 
-TEST_CASE("--resume auto refuses a run that it cannot read, and changes nothing", "[training][run_folder]") {
+TEST_CASE("a run that cannot be read is refused by --resume auto, and nothing is changed",
+          "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   const bool sharded = GENERATE(false, true);
@@ -138,7 +139,7 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
   }
 }
 
-TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkpoint",
+TEST_CASE("a run that is overwritten is set aside until the new one has a checkpoint",
           "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
