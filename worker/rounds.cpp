@@ -127,14 +127,16 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
 
 /// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
 void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGroup& group) {
-  bool has_saved = false;
-  if (env.restart_count > 0 && group.rank() == 0 && !config.train.out.empty()) {
-    const train::RunFolder folder(config.train.out);
-    const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
-    has_saved = !folder.job().empty() && folder.job() == process_env(kJobIdVariable) &&
-                std::ranges::any_of(train::state_files(folder), is_own);  // without reading tensors
+  std::string own;
+  if (env.restart_count > 0 && group.rank() == 0) {
+    own = folder_of_this_job(config.train.out);
+    if (config.train.out.empty() && own.empty() && env.round == 0)
+      log_info("restarted, and no run in runs/ has a checkpoint of this job: it begins in a new folder");
   }
-  if (ddp::any_rank_true(group, has_saved)) config.train.checkpoint.resume = "auto";
+  own = ddp::broadcast_from_rank_0(group, own);
+  if (own.empty()) return;
+  config.train.out = own;
+  config.train.checkpoint.resume = "auto";
 }
 
 /// What a connected group does.

@@ -1,4 +1,8 @@
 // A run's folder: who may resume in it, and what is never deleted.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -55,9 +59,26 @@ void damage(const fs::path& file) {
   std::ofstream(file, std::ios::binary) << bytes;
 }
 
+/// In a tensor's data, which only a whole reading finds.
+void damage_tensor(const fs::path& file) {
+  auto bytes = read_file(file);
+  const auto name = bytes.find("/data/0");
+  REQUIRE(name != std::string::npos);
+  bytes[(name + 64) / 64 * 64] ^= 1;  // where the archive aligns it
+  std::ofstream(file, std::ios::binary) << bytes;
+}
+
+Command worker(const std::vector<std::string>& words) {
+  Command command;
+  command.argv = words;
+  command.argv.insert(command.argv.begin(), worker_program());
+  return command;
+}
+
 }  // namespace
 
-TEST_CASE("--resume auto refuses a run that it cannot read, and changes nothing", "[training][run_folder]") {
+TEST_CASE("a run that cannot be read is refused by --resume auto, and nothing is changed",
+          "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   const bool sharded = GENERATE(false, true);
@@ -118,7 +139,7 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
   }
 }
 
-TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkpoint",
+TEST_CASE("a run that is overwritten is set aside until the new one has a checkpoint",
           "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
@@ -134,7 +155,12 @@ TEST_CASE("--overwrite sets the earlier run aside until the new one has a checkp
   for (const auto& entry : fs::directory_iterator(out))
     if (entry.path().filename().string().starts_with("replaced-")) replaced = entry.path();
   REQUIRE(!replaced.empty());
-  CHECK(files_in(replaced) == before);
+  auto set_aside = files_in(replaced);
+  auto list = nlohmann::json::parse(set_aside.at("run.json"));
+  CHECK(list.erase("set_aside") == 1);
+  set_aside["run.json"] = before.at("run.json");
+  CHECK(set_aside == before);
+  CHECK(list == nlohmann::json::parse(before.at("run.json")));
   require_success(linear(out, {"--overwrite", "--epochs=1"}));
   CHECK_FALSE(fs::exists(replaced));
 }
@@ -240,21 +266,15 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
   const auto out = dir.path() / "runs/a";
   require_success(linear(out, {"--epochs=4", "--val-split=0.25"}));
   write(out / "checkpoints/mine.pt", "mine");
-  const auto of_worker = [](const std::vector<std::string>& words) {
-    Command command;
-    command.argv = words;
-    command.argv.insert(command.argv.begin(), worker_program());
-    return command;
-  };
-  const auto runs = end_of(of_worker({"runs", (dir.path() / "runs").string()}));
+  const auto runs = end_of(worker({"runs", (dir.path() / "runs").string()}));
   CHECK_THAT(runs.out,
              ContainsSubstring("FOLDER") && ContainsSubstring(out.string()) && ContainsSubstring("val_loss"));
-  const auto states = end_of(of_worker({"runs", out.string()}));
+  const auto states = end_of(worker({"runs", out.string()}));
   CHECK_THAT(states.out, ContainsSubstring("last.pt") && ContainsSubstring("epoch=0-step=8.pt"));
   const auto before = files_in(out);
-  CHECK(end_of(of_worker({"prune", out.string(), "--dry-run"})).status == ExitStatus::exited(0));
+  CHECK(end_of(worker({"prune", out.string(), "--dry-run"})).status == ExitStatus::exited(0));
   CHECK(files_in(out) == before);
-  const auto pruned = end_of(of_worker({"prune", out.string(), "--keep-last=2"}));
+  const auto pruned = end_of(worker({"prune", out.string(), "--keep-last=2"}));
   CAPTURE(pruned.out, pruned.err);
   CHECK(pruned.status == ExitStatus::exited(0));
   std::vector<std::string> kept;
@@ -263,6 +283,107 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
   std::ranges::sort(kept);
   CHECK(kept == std::vector<std::string>{"epoch=2-step=24.pt", "epoch=3-step=32.pt", "last.pt", "mine.pt"});
   require_success(linear(out, {"--epochs=5", "--val-split=0.25", "--resume=auto"}));
+}
+
+TEST_CASE("prune keeps what it cannot read, and counts only what it can", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", checkpoints = out / "checkpoints";
+  const bool sharded = GENERATE(false, true);
+  std::vector<std::string> flags = {"--epochs=3", "--val-split=0.25"};
+  if (sharded) flags.emplace_back("--fsdp");
+  require_success(linear(out, flags, sharded ? 2 : 0));
+  const auto steps = sharded ? std::vector{4, 8, 12} : std::vector{8, 16, 24};
+  const auto of_epoch = [&](std::size_t epoch) {
+    return checkpoints / ("epoch=" + std::to_string(epoch) + "-step=" + std::to_string(steps[epoch]) + ".pt");
+  };
+  if (sharded) {  // which the last two share
+    for (const auto& entry : fs::directory_iterator(checkpoints))
+      if (count_of("-step=" + std::to_string(steps[2]) + "-", entry.path().filename()) > 0)
+        fs::remove(entry.path() / "rank-1");
+  } else {
+    damage_tensor(checkpoints / "last.pt");
+    damage_tensor(of_epoch(2));
+  }
+  const auto pruned = end_of(worker({"prune", out.string()}));
+  CAPTURE(pruned.out, pruned.err);
+  CHECK(pruned.status == ExitStatus::exited(0));
+  CHECK(fs::exists(checkpoints / "last.pt"));
+  CHECK(fs::exists(of_epoch(2)));
+  CHECK(fs::exists(of_epoch(1)));  // the newest that can be continued
+  CHECK_FALSE(fs::exists(of_epoch(0)));
+  require_success(
+      linear(out, {"--epochs=4", "--val-split=0.25", "--resume=auto", sharded ? "--fsdp" : "--fsdp=false"},
+             sharded ? 2 : 0));
+}
+
+TEST_CASE("prune waits for nobody, and reads nothing of a run that is in use", "[training][run_folder]") {
+  const TempDir dir;
+  const UniqueFd lock(::open(dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  REQUIRE(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
+  const auto ended = end_of(worker({"prune", dir.path().string()}));
+  CHECK(ended.status == ExitStatus::exited(2));
+  CHECK_THAT(ended.err, ContainsSubstring("another run is using"));
+}
+
+TEST_CASE("another run's end is not this one's", "[training][run_folder]") {
+  const TempDir dir;
+  const auto other = dir.path() / "other", out = dir.path() / "run";
+  require_success(linear(other, {"--epochs=2"}));
+  require_success(linear(out, {"--epochs=2"}));
+  const auto resume = "--resume=" + (other / "checkpoints/last.pt").string();
+  const auto before = files_in(out);
+  CHECK(end_of(linear(out, {"--epochs=2", resume})).status == ExitStatus::exited(2));
+  CHECK(files_in(out) == before);
+  require_success(linear(out, {"--epochs=2", resume, "--overwrite"}));
+  CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] !=
+        nlohmann::json::parse(before.at("run.json"))["run"]);
+}
+
+TEST_CASE("another run's checkpoint under the name of a best one does not count", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", other = dir.path() / "other";
+  const std::vector<std::string> flags = {"--val-split=0.25", "--save-top-k=2", "--mode=max",
+                                          "--monitor=val_loss"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), flags.begin(), flags.end());
+    return more;
+  };
+  require_success(linear(out, with({"--epochs=3"})));
+  require_success(linear(other, {"--epochs=1", "--lr=3"}));
+  const fs::path best = read_summary(out)["best_checkpoint"].get<std::string>();
+  const auto others = read_file(other / "checkpoints/last.pt");
+  fs::copy_file(other / "checkpoints/last.pt", best, fs::copy_options::overwrite_existing);
+  const auto ended = end_of(linear(out, with({"--epochs=4", "--resume=auto"})));
+  CHECK_THAT(ended.err,
+             ContainsSubstring(best.filename().string() + ": was not written by this run, and is kept"));
+  CHECK(read_summary(out)["best_checkpoint"] != best.string());
+  CHECK(read_file(best) == others);
+}
+
+TEST_CASE("a restarted job without --out goes on in the folder that it has begun", "[training][run_folder]") {
+  const TempDir dir;
+  const auto events = dir.path() / "events";
+  auto job = linear("", {"--epochs=400", "--batch-size=1", "--no-report"}, 2);
+  std::erase(job.argv, "--out=");
+  job.argv.insert(job.argv.begin() + 1, {"--max-restarts=1", "--events-json=" + events.string()});
+  job.in_child = [folder = dir.path()] {
+    if (::chdir(folder.c_str()) != 0) ::_exit(122);
+  };
+  Child child(job);
+  const auto runs = [&] {
+    std::vector<fs::path> all;
+    std::error_code error;
+    for (fs::directory_iterator entry(dir.path() / "runs", error), end; !error && entry != end; ++entry)
+      all.push_back(entry->path());
+    return all;
+  };
+  REQUIRE(wait_until(
+      [&] { return !runs().empty() && fs::exists(runs()[0] / "checkpoints/epoch=2-step=96.pt"); }));
+  kill_rank(events, 1);
+  REQUIRE(child.wait_for_output("resumed from runs/", 1, kTraining));
+  child.send_signal(SIGTERM);
+  child.wait(kTraining);
+  CHECK(runs().size() == 1);
 }
 
 }  // namespace ddprun::test

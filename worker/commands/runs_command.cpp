@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -142,29 +143,41 @@ struct Rule {
   std::int64_t best = 0, last = 1;
 };
 
-/// The states to remove: listed ones, without the newest ones and the best.
+/// The states to remove: listed ones, without the newest ones and the best. Those that it keeps are read
+/// whole: a damaged one stays, and does not count.
 std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
                                 const std::vector<StateFile>& states) {
-  std::set<fs::path> kept;
-  std::int64_t last = 0;
+  std::map<std::string, bool> kept;  // and whether it is intact
+  const auto keep = [&](const std::string& name) {
+    const auto [file, is_new] = kept.try_emplace(name, false);
+    if (is_new) try {
+        train::read_and_verify(run.checkpoints() / name);
+        file->second = true;
+      } catch (const IoError& error) {
+        log_warning(std::string(error.what()) + "; it stays, and does not count");
+      }
+    return file->second;
+  };
+  const auto is_own = [&](const StateFile& state) {
+    return state.problem.empty() && state.identity.run == run.identity().run;
+  };
+  std::int64_t last = 0, best = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> before;
   for (const auto& state : states) {
-    if (!state.problem.empty()) continue;
+    if (!is_own(state)) continue;
     // The best is often the last, too: equal states count once.
     const std::pair now(state.identity.branch, state.step);
-    if (now != before && ++last > rule.last) break;
+    if (now != before && last == rule.last) break;
+    if (!keep(state.path.filename())) continue;
+    if (now != before) ++last;
     before = now;
-    kept.insert(state.path.filename());
   }
-  if (rule.best > 0) {
-    const auto best = best_of(states);
-    for (std::size_t i = 0; i < best.scores.size() && i < static_cast<std::size_t>(rule.best); ++i)
-      kept.insert(best.scores[i].first);
-  }
+  if (rule.best > 0)
+    for (const auto& [name, score] : best_of(states).scores)
+      if (best < rule.best && keep(name)) ++best;
   std::vector<fs::path> doomed;
   for (const auto& state : states)
-    if (state.problem.empty() && state.identity.run == run.identity().run && run.branch_of(state.path) > 0 &&
-        !kept.contains(state.path.filename()))
+    if (is_own(state) && run.branch_of(state.path) > 0 && !kept.contains(state.path.filename()))
       doomed.push_back(state.path);
   return doomed;
 }
@@ -200,12 +213,12 @@ int run_prune_command(int argc, char** argv) {
       settings::integer("keep-best", rule.best, 0, settings::kMaxInt, "how many of the best to keep"),
       settings::boolean("dry-run", dry_run, "only say what would be removed")};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
+  lock_run_folder(folder);
   RunFolder run(folder);
   if (run.identity().run.empty())
     throw IoError(
         folder,
         "has no run.json; an older version's run is not pruned, as nothing says which files are its own");
-  lock_run_folder(folder);
   const auto doomed = doomed_by(rule, run, state_files(run));
   const auto before = size_of(folder);
   for (const auto& path : doomed)

@@ -162,6 +162,10 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
 /// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
+/// Where this process's ddprun job has saved a checkpoint: in `out`, or if that is empty, in a folder of
+/// runs/. Empty: it has not.
+std::filesystem::path folder_of_this_job(const std::filesystem::path& out);
+
 /// Removes the folder if it holds only what every run writes before its first step.
 void remove_unused_run_folder(const std::filesystem::path& folder);
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -25,6 +26,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::worker {
 namespace {
@@ -102,6 +104,24 @@ fs::path make_run_folder(const Config& config) {
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
   return folder;
+}
+
+fs::path folder_of_this_job(const fs::path& out) {
+  const auto job = process_env(kJobIdVariable).value_or("");
+  std::vector<fs::path> folders = {out};
+  std::error_code error;
+  if (out.empty()) folders.assign(fs::directory_iterator("runs", error), {});
+  std::ranges::sort(folders, std::greater());  // the newest first
+  for (const auto& path : folders) try {
+      const train::RunFolder folder(path);
+      const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
+      if (!job.empty() && folder.job() == job &&
+          std::ranges::any_of(train::state_files(folder), is_own))  // without reading tensors
+        return path;
+    } catch (const IoError&) {
+      if (!out.empty()) throw;
+    }
+  return {};
 }
 
 void remove_unused_run_folder(const fs::path& folder) {

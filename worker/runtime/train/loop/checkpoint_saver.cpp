@@ -206,7 +206,9 @@ CheckpointSaver::CheckpointSaver(const Run& run, ParallelModel& model, const Cal
                                        .mode = run.mode,
                                        .save_top_k = checkpoint.top_k,
                                        .resumed_from = checkpoint.resume == "auto" ? "" : checkpoint.resume};
-  policy_.emplace(policy, [](const fs::path& path) { return fs::exists(path); });
+  policy_.emplace(policy, [&folder = record_->folder()](const fs::path& path) {
+    return fs::exists(path) && !folder.is_foreign(path);
+  });
 }
 
 void CheckpointSaver::resume(const Resumed& resumed) {

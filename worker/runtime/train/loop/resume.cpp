@@ -46,15 +46,6 @@ void settle_position(TrainingState& state, const Run& run) {
   state.position.samples = batches * run.group.size() * run.options.batch_size;
 }
 
-/// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
-bool continues_in(const fs::path& run_folder, const Resumed& from) {
-  std::error_code error;
-  const auto folder = fs::canonical(from.path, error).parent_path();
-  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
-         (!from.state.identity.run.empty() &&
-          from.state.identity.run == RunFolder(run_folder).identity().run);
-}
-
 std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
   const auto& options = run.options;
   create_folders(options.out / "checkpoints");
@@ -90,14 +81,23 @@ std::string why_ended(const Run& run, const TrainingState& state) {
   return "";
 }
 
-/// Otherwise it was killed before, or the checkpoint is another folder's.
-bool has_summary(const Run& run, std::int64_t step) {
+/// Otherwise it was killed before, or the checkpoint is another run's.
+bool has_summary(const Run& run, const Resumed& resumed) {
+  if (!continues_in(run.options.out, resumed)) return false;
   std::ifstream file(run.options.out / "summary.json");
   const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() && summary.contains("steps") && summary["steps"] == step;
+  return summary.is_object() && summary.contains("steps") && summary["steps"] == resumed.state.step;
 }
 
 }  // namespace
+
+bool continues_in(const fs::path& run_folder, const Resumed& from) {
+  std::error_code error;
+  const auto folder = fs::canonical(from.path, error).parent_path();
+  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
+         (!from.state.identity.run.empty() &&
+          from.state.identity.run == RunFolder(run_folder).identity().run);
+}
 
 std::optional<Resumed> find_resumed(const Run& run) {
   const auto& wanted = run.options.checkpoint.resume;
@@ -114,8 +114,13 @@ std::optional<Resumed> find_resumed(const Run& run) {
     auto found = find_resume(run.options.out, verify);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state), found.skipped.empty()};
-    if (found.path.empty())
-      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch");
+    if (found.path.empty()) {
+      const auto replaced = RunFolder(run.options.out).replaced();
+      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch" +
+               (replaced.empty() ? ""
+                                 : "; until this run has one, the run that it replaces is in " +
+                                       replaced.back().string()));
+    }
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
     resumed.is_newest =
@@ -156,7 +161,7 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
 bool has_ended(const Run& run, const Resumed& resumed) {
   if (resumed.path.empty()) return false;
   const auto why = why_ended(run, resumed.state);
-  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed.state.step);
+  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed);
   if (!ddp::any_rank_true(run.group, here)) return false;
   if (run.on_rank_0())
     log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -10,6 +11,9 @@
 namespace ddprun::train {
 
 // How a training begins: from which checkpoint, and in whose folder. Every rank calls these.
+
+/// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
+bool continues_in(const std::filesystem::path& run_folder, const Resumed& from);
 
 /// Finds the checkpoint to resume from, the same on every rank.
 ///

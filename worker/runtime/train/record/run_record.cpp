@@ -50,10 +50,7 @@ std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, bool is
 RunRecord::RunRecord(RunFolder& folder) : RunRecord(folder, Options()) {}
 
 RunRecord::RunRecord(RunFolder& folder, Options options)
-    : folder_(folder),
-      options_(std::move(options)),
-      saved_(options_.resumed_at.has_value()),
-      writer_(folder) {
+    : folder_(folder), options_(std::move(options)), writer_(folder) {
   remove_leftovers();
   unless_disk_full([&] {
     for (const auto& file : {metrics_path(), jsonl_path(), summary_path()}) folder_.claim(file);
@@ -215,8 +212,12 @@ void RunRecord::settle() {
 void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   flush();
   unless_disk_full([&] { write_file_atomic(summary_path(), json); });
-  if (!saved_ && expects_checkpoint)
-    throw IoError(checkpoint_path(), "no checkpoint was written in the whole run", disk_error_);
+  const bool resumed = options_.resumed_at.has_value();
+  if (saved_ || !expects_checkpoint || (resumed && disk_error_ == 0)) return;
+  throw IoError(checkpoint_path(),
+                std::string("no checkpoint was written ") +
+                    (resumed ? "since the run was resumed" : "in the whole run"),
+                disk_error_);
 }
 
 }  // namespace ddprun::train

@@ -23,7 +23,7 @@ namespace ddprun::train {
 /// summary.json.
 ///
 /// A full disk never stops a run: it causes a warning, and files keep their contents. A run fails at its end
-/// only if it never wrote a checkpoint.
+/// only if it never wrote a checkpoint, or could write none since it was resumed.
 class RunRecord {
  public:
   struct Options {
@@ -71,7 +71,7 @@ class RunRecord {
   void flush();
 
   /// flush(), then writes summary.json. throws  IoError if a checkpoint is expected and none was written in
-  /// the whole run
+  /// the whole run, or none that was due since it was resumed
   void finish(const std::string& json, bool expects_checkpoint = true);
 
   RunFolder& folder() { return folder_; }

@@ -182,11 +182,21 @@ std::optional<StateFile> peek(const fs::path& path, const RunFolder& folder) {
 }
 
 /// A state without identity, or of another run, is no part of the run's branches.
+///
+/// run  empty: there is no list, and the newest file with an identity says which run it is
 void sort_newest_first(std::vector<StateFile>& files, std::string run) {
-  const auto by_time = std::ranges::max_element(files, {}, &StateFile::written);
-  if (run.empty() && by_time != files.end()) run = by_time->identity.run;
-  for (auto& file : files)
+  std::ranges::sort(files, std::greater(), &StateFile::written);
+  const auto newest =
+      std::ranges::find_if(files, [](const auto& file) { return !file.identity.run.empty(); });
+  const bool guessed = run.empty() && newest != files.end();
+  if (guessed) run = newest->identity.run;
+  std::int64_t last_branch = 0;
+  for (auto& file : files) {
     if (file.identity.run != run) file.identity.branch = 0;
+    last_branch = std::max(last_branch, file.identity.branch);
+  }
+  // It may be all that is left of a later branch.
+  if (guessed && !files.front().problem.empty()) files.front().identity = {run, last_branch + 1};
   std::ranges::sort(files, std::greater(), [](const StateFile& file) {
     return std::tuple(file.identity.branch, !file.problem.empty(), file.step, file.position.epoch,
                       file.position.samples, file.written);
@@ -200,9 +210,21 @@ constexpr const char* kAdvice =
 /// throws  IoError if the list names states that are gone
 void check_none_gone(const RunFolder& folder) {
   for (const auto& file : folder.files())
-    if (file.parent_path().filename() == "checkpoints" &&
-        (file.extension() == ".pt" || file.extension() == ".ckpt"))
-      throw IoError(file, std::string("is gone, though run.json lists it") + kAdvice);
+    if (file.parent_path().filename() == "checkpoints" && is_checkpoint_name(file))
+      throw IoError(file, (fs::exists(file) ? "is not the checkpoint that run.json lists"
+                                            : "is gone, though run.json lists it") +
+                              std::string(kAdvice));
+}
+
+/// What to do if the newest branch cannot be continued. Of its files, none can be read.
+std::string advice(const std::vector<StateFile>& files, const VerifyShards& verify) {
+  for (const auto& file : files) try {
+      if (file.is_beside(files.front()) || file.identity.branch == 0 || !file.problem.empty()) continue;
+      read_and_verify(file.path, verify);
+      return "; nothing was changed; --resume " + file.path.string() + " continues an earlier branch";
+    } catch (const IoError&) {
+    }
+  return kAdvice;
 }
 
 }  // namespace
@@ -262,20 +284,29 @@ std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& pat
   return is_state(value) ? std::optional(to_training_state(value, path)) : std::nullopt;
 }
 
+TrainingState read_and_verify(const std::filesystem::path& path, const VerifyShards& verify) {
+  auto state = read_checkpoint(path);
+  if (!state.shards.empty()) verify ? verify(path, state.shards) : ShardReader(path, state.shards).verify();
+  return state;
+}
+
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path) {
   auto state = to_training_state(serialize::read_pt(path, {"model", "ema", "state_dict", "ddprun"}), path);
   gather_shards(state, path, {"model", "ema"});
   return state;
 }
 
+bool is_checkpoint_name(const fs::path& file) {
+  const auto extension = file.extension();
+  return (extension == ".pt" || extension == ".ckpt") && !file.filename().string().starts_with('.');
+}
+
 std::vector<fs::path> checkpoint_files(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const auto extension = entry->path().extension();
     std::error_code ignored;
-    if ((extension == ".pt" || extension == ".ckpt") && !entry->path().filename().string().starts_with('.') &&
-        !fs::is_directory(entry->path(), ignored))
+    if (is_checkpoint_name(entry->path()) && !fs::is_directory(entry->path(), ignored))
       files.push_back(entry->path());
   }
   if (error && error != std::errc::no_such_file_or_directory)
@@ -304,29 +335,28 @@ ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, 
   const RunFolder folder(run_folder);
   ResumePoint result;
   auto files = state_files(folder);
-  if (!since.run.empty())
+  if (!since.run.empty()) {
     std::erase_if(files, [&](const StateFile& file) {
       return file.identity.run != since.run || file.identity.branch < since.branch;
     });
-  else if (const auto run = folder.identity().run; !run.empty())
-    std::erase_if(
-        files, [&](const StateFile& file) { return !file.identity.run.empty() && file.identity.run != run; });
-  if (since.run.empty() && files.empty()) check_none_gone(folder);
+  } else if (const auto run = folder.identity().run; !run.empty()) {
+    const auto is_own = [&](const StateFile& file) { return file.identity.run == run; };
+    if (std::ranges::none_of(files, is_own)) check_none_gone(folder);
+    std::erase_if(files, [&](const auto& file) { return !file.identity.run.empty() && !is_own(file); });
+  }
   for (const auto& file : files) try {
       if (!file.is_beside(files.front())) break;
       if (!file.problem.empty()) {
         result.skipped.push_back(file.problem);
         continue;
       }
-      result.state = read_checkpoint(file.path);
-      if (const auto& shards = result.state.shards; !shards.empty())
-        verify ? verify(file.path, shards) : ShardReader(file.path, shards).verify();
+      result.state = read_and_verify(file.path, verify);
       result.path = file.path;
       return result;
     } catch (const IoError& error) {
       result.skipped.emplace_back(error.what());
     }
-  if (!result.skipped.empty()) throw IoError(run_folder, result.skipped.front() + kAdvice);
+  if (!result.skipped.empty()) throw IoError(run_folder, result.skipped.front() + advice(files, verify));
   return result;
 }
 

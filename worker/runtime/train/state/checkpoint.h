@@ -80,11 +80,20 @@ void save_checkpoint(const std::filesystem::path& path, const TrainingState& sta
 ///         weights, a newer format, a missing part
 TrainingState read_checkpoint(const std::filesystem::path& path);
 
-/// The same for a file that may hold only weights: then nullopt.
+/// Checks the shards of a checkpoint (TrainingState::shards). throws  IoError for damage
+using VerifyShards = std::function<void(const std::filesystem::path& checkpoint, const std::string& shards)>;
+
+/// Also checks its shards. verify  null: all of them are on this disk
+TrainingState read_and_verify(const std::filesystem::path& path, const VerifyShards& verify = {});
+
+/// The same as read_checkpoint() for a file that may hold only weights: then nullopt.
 std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path);
 
 /// Reads only model and ema, whole; all other tensors have arbitrary values.
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);
+
+/// Whether its name ends in .pt or .ckpt, and does not begin with a dot.
+bool is_checkpoint_name(const std::filesystem::path& file);
 
 /// The files in a folder that are named like checkpoints; none if it does not exist. throws  IoError if it
 /// cannot be listed
@@ -105,9 +114,9 @@ struct StateFile {
 };
 
 /// The training states in a run folder, whatever their names: those of the newest branch first, of these
-/// those that cannot be read, then the one with the most steps. Without a list of files, a folder that is not
-/// of this run or a state without identity counts as branch 0. Does not read tensors. throws  IoError if the
-/// folder cannot be listed
+/// those that cannot be read, then the one with the most steps. A state of another run, or without identity,
+/// counts as branch 0. Without a list of files, the newest file counts as a branch of its own if it cannot be
+/// read. Does not read tensors. throws  IoError if the folder cannot be listed
 std::vector<StateFile> state_files(const RunFolder& folder);
 
 /// Whether no state in its run folder is newer.
@@ -121,15 +130,12 @@ struct ResumePoint {
   bool found() const { return !path.empty(); }
 };
 
-/// Checks the shards of a checkpoint (TrainingState::shards). throws  IoError for damage
-using VerifyShards = std::function<void(const std::filesystem::path& checkpoint, const std::string& shards)>;
-
 /// The newest intact state of the newest branch in a run folder, regardless of file names.
 ///
 /// verify  null: all shards are on this disk
 /// since   only states of this run, in this branch or a later one; empty: any
 /// throws  IoError if there are states and none can be used, or the run's list names some and they are gone:
-///         starting from scratch would be a loss
+///         starting from scratch would be a loss; it names a state of an earlier branch that can be read
 ResumePoint find_resume(const std::filesystem::path& run_folder, const VerifyShards& verify = {},
                         const RunIdentity& since = {});
 

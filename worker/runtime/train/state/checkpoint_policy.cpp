@@ -91,6 +91,8 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
                             std::int64_t step, bool auto_insert) {
   if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step, auto_insert);
   const auto refuse = [&](const std::string& expected) { throw CheckpointNameError(pattern, expected); };
+  if (pattern.find('/') == std::string::npos && pattern.starts_with('.'))
+    refuse("a name that does not begin with '.'");
   std::string result;
   for (std::size_t i = 0; i < pattern.size();) {
     if (pattern[i] == '}') refuse("'{' before '}'");

@@ -32,7 +32,7 @@ struct CheckpointNameError : UsageError {
 ///
 /// pattern      empty: {epoch}-{step}
 /// auto_insert  false omits "name="
-/// throws       CheckpointNameError for unmatched braces or a spec other than
+/// throws       CheckpointNameError for a dot at the front, unmatched braces or a spec other than
 /// [sign][0][width][.digits][d|e|f|g|%]
 std::string checkpoint_name(const std::string& pattern, const report::MetricRow& metrics, std::int64_t epoch,
                             std::int64_t step, bool auto_insert = true);

@@ -1,5 +1,8 @@
 #include <ddprun/train/state/run_folder.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
@@ -106,6 +109,7 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
     files_ = json.at("files").get<std::map<std::string, std::int64_t>>();
     replaced_ = json.value("replaced", std::vector<std::string>());
     writing_ = json.value("writing", "");
+    set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
     for (const auto& [name, branch] : files_) known = known && is_inside(name);
     for (const auto& name : replaced_)
@@ -143,6 +147,19 @@ std::vector<fs::path> RunFolder::files() const {
   return all;
 }
 
+std::vector<fs::path> RunFolder::replaced() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<fs::path> all;
+  for (const auto& name : replaced_) all.push_back(folder_ / name);
+  return all;
+}
+
+bool RunFolder::is_foreign(const fs::path& checkpoint) const {
+  const std::lock_guard lock(mutex_);
+  const auto name = name_of(checkpoint);
+  return foreign_.contains(name) && !files_.contains(name);
+}
+
 fs::path RunFolder::in_the_way(const std::vector<std::string>& names, bool goes_on) const {
   for (const auto& name : names)
     if (!files_.contains(name) && is_there(folder_ / name) && !is_empty_file(folder_ / name))
@@ -158,10 +175,12 @@ fs::path RunFolder::in_the_way(const std::vector<std::string>& names, bool goes_
 }
 
 void RunFolder::begin(const std::vector<std::string>& names) {
-  const bool had_checkpoint =
-      std::ranges::any_of(files_, [](const auto& file) { return is_checkpoint(file.first); });
-  job_ = process_env(kJobIdVariable).value_or("");
-  if (identity_.run.empty() || had_checkpoint) {
+  const auto has_checkpoint = [&] {
+    return std::ranges::any_of(files_, [](const auto& file) { return is_checkpoint(file.first); });
+  };
+  const bool had_checkpoint = has_checkpoint();
+  if (!identity_.run.empty()) find_states();
+  if (identity_.run.empty() || had_checkpoint || has_checkpoint()) {
     set_aside(names);
     identity_ = {random_hex(), 1};
     files_.clear();
@@ -170,6 +189,8 @@ void RunFolder::begin(const std::vector<std::string>& names) {
     std::erase_if(foreign, [&](const auto& name) { return files_.contains(name); });
     move_to("earlier", {foreign.begin(), foreign.end()});
   }
+  set_aside_ = false;
+  job_ = process_env(kJobIdVariable).value_or("");
   save();
 }
 
@@ -181,14 +202,22 @@ void RunFolder::set_aside(const std::vector<std::string>& names) {
     if (is_shards_of(identity_.run, shards)) all.insert(name_of(shards));
   // States without a run could be taken for the new run's beginning.
   for (const auto& state : state_files(*this)) {
-    const bool is_ours = state.identity.run == identity_.run || state.identity.run.empty();
-    if (!state.problem.empty() || !is_ours) continue;
+    if (!state.problem.empty() || !state.identity.run.empty()) continue;
     all.insert(name_of(state.path));
     if (!state.shards.empty()) all.insert(name_of(state.path.parent_path() / state.shards));
   }
+  if (fs::is_symlink(checkpoints()) && std::ranges::any_of(all, [&](const auto& name) {
+        return is_checkpoint(name) && is_there(folder_ / name);
+      }))
+    throw IoError(
+        checkpoints(),
+        "is a link, and other runs may use the folder it leads to: --overwrite moves nothing there; "
+        "move the run yourself, or use another --out");
   if (identity_.run.empty()) {
     move_to("earlier", std::move(all));
   } else {
+    set_aside_ = true;
+    save();
     all.insert(kList);
     replaced_.push_back(move_to(identity_.run, std::move(all)).filename());
   }
@@ -257,15 +286,33 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
     ++identity_.branch;
     if (goes_back) restore_metrics(state.branch);
   }
-  for (const auto& found : state_files(*this)) {
-    if (!found.problem.empty()) continue;
-    const auto name = name_of(found.path);
-    if (found.identity.run == identity_.run)
-      files_.try_emplace(name, found.identity.branch);  // a killed run may not have listed its last one
-    else if (files_.erase(name) > 0)
-      log_warning(found.path.string() + ": was written by another run, and is kept");
-  }
+  set_aside_ = false;
+  find_states();
   save();
+}
+
+/// Lists the run's states, as a killed run may not have listed its last one; and no longer lists what is not
+/// the run's under the name of one.
+void RunFolder::find_states() {
+  std::set<std::string> own;  // or it cannot be read
+  for (const auto& found : state_files(*this)) {
+    const auto name = name_of(found.path);
+    if (found.problem.empty() && found.identity.run != identity_.run) {
+      if (!found.identity.run.empty()) foreign_.insert(name);
+      continue;
+    }
+    own.insert(name);
+    if (found.problem.empty()) files_.try_emplace(name, found.identity.branch);
+  }
+  std::erase_if(files_, [&](const auto& file) {
+    const auto& [name, branch] = file;
+    const auto path = folder_ / name;
+    if (!is_checkpoint(name) || !is_checkpoint_name(path) || own.contains(name) || !is_there(path))
+      return false;
+    log_warning(path.string() + ": was not written by this run, and is kept");
+    foreign_.insert(name);
+    return true;
+  });
 }
 
 /// Those of this branch, if a later one has begun since.
@@ -287,6 +334,7 @@ void RunFolder::save() {
   auto json = nlohmann::ordered_json{{"run", identity_.run}, {"files", files_}};
   if (!replaced_.empty()) json["replaced"] = replaced_;
   if (!writing_.empty()) json["writing"] = writing_;
+  if (set_aside_) json["set_aside"] = true;
   if (!job_.empty()) json["job"] = job_;
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
@@ -384,8 +432,19 @@ void RunFolder::remove_listed(std::vector<fs::path> files, bool list_changed) {
 
 void RunFolder::remove_replaced() {
   const std::lock_guard lock(mutex_);
-  for (const auto& name : replaced_)
-    if (is_there(folder_ / name / kList)) RunFolder(folder_ / name).remove_all();
+  for (const auto& name : replaced_) try {
+      const auto folder = folder_ / name;
+      // A run that is being resumed has its folder locked.
+      const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      const bool is_free = !fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+      if (!is_there(folder / kList)) continue;
+      if (const RunFolder replaced(folder); is_free && replaced.set_aside_)
+        replaced.remove_all();
+      else
+        log_warning(folder.string() + ": this replaced run was resumed, and is kept");
+    } catch (const IoError& error) {
+      log_warning(error.what());
+    }
   if (!std::exchange(replaced_, {}).empty()) save();
 }
 

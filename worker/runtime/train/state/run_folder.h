@@ -43,6 +43,10 @@ class RunFolder {
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
+  /// The folders of the runs that this one replaces, until it has a checkpoint.
+  std::vector<std::filesystem::path> replaced() const;
+  /// Whether a checkpoint was found, when the run was resumed, that another run or program wrote.
+  bool is_foreign(const std::filesystem::path& checkpoint) const;
 
   /// A file with one of these names that is not listed; or, unless the listed run goes on, the first sign of
   /// an earlier run. Empty: there is none.
@@ -74,7 +78,7 @@ class RunFolder {
   void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
   /// Removes of these files what is listed.
   void remove(const std::vector<std::filesystem::path>& files);
-  /// The run has a checkpoint: removes the listed files of those that it replaced.
+  /// The run has a checkpoint: removes the listed files of those that it replaced, unless one was resumed.
   void remove_replaced();
 
   /// Whether a temporary file is one that this run began to write.
@@ -86,6 +90,7 @@ class RunFolder {
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void keep_earlier(const std::filesystem::path& file);
   void restore_metrics(std::int64_t branch);
+  void find_states();
   void save();
   void set_aside(const std::vector<std::string>& names);
   std::filesystem::path move_to(const std::string& run, std::set<std::filesystem::path> names);
@@ -96,7 +101,9 @@ class RunFolder {
   mutable std::mutex mutex_;
   RunIdentity identity_;
   std::map<std::string, std::int64_t> files_;
+  std::set<std::string> foreign_;  // checkpoints
   std::vector<std::string> replaced_;
+  bool set_aside_ = false;  // and not resumed since
   std::string job_;
   std::string writing_;  // a checkpoint that is not listed yet
   bool unsaved_ = false;

@@ -68,7 +68,7 @@ TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run
   on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
     TestRun record(disk);
     const auto older = record.checkpoint_folder() / "older.pt";
-    record.save(one_weight_state(1), {{record.checkpoint_path(), older}});
+    record.save(one_weight_state(1, record.folder().identity()), {{record.checkpoint_path(), older}});
     record.flush();
     fill_disk(disk / "filler");
     record.save(one_weight_state(2), {{record.checkpoint_path()}, {older}});
@@ -100,6 +100,27 @@ TEST_CASE("a run that could write no checkpoint fails at its end, and says why",
       return;
     }
     ensure(false, "a run without a checkpoint fails at its end");
+  });
+}
+
+TEST_CASE("a resumed run that could write no checkpoint fails at its end", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    {
+      TestRun record(disk);
+      record.save(one_weight_state(1, record.folder().identity()));
+      record.finish("{}");
+    }
+    TestRun record(disk, {.resumed_at = 1});
+    fill_disk(disk / "filler");
+    record.save(one_weight_state(2, record.folder().identity()));
+    try {
+      record.finish("{}");
+    } catch (const IoError& error) {
+      ensure(error.error_number == ENOSPC && train::find_resume(disk).state.step == 1, "the disk was full");
+      return;
+    }
+    ensure(false, "what it has trained since is lost");
   });
 }
 

@@ -155,6 +155,8 @@ TEST_CASE("a pattern that is none is refused", "[checkpoint_policy]") {
   CHECK_THROWS_WITH(name("a{epoch"), "checkpoint name 'a{epoch': expected '}' after '{'");
   CHECK_THROWS_WITH(name("epoch}"), "checkpoint name 'epoch}': expected '{' before '}'");
   CHECK_THROWS_WITH(name("{}"), "checkpoint name '{}': expected a metric's name between '{' and '}'");
+  CHECK_THROWS_WITH(name(".hidden"),
+                    "checkpoint name '.hidden': expected a name that does not begin with '.'");
   CHECK_THROWS_WITH(name("{{epoch}}"), ContainsSubstring("expected a metric's name"));
   CHECK_THROWS_WITH(name("{loss:d}"), "checkpoint name '{loss:d}': expected a format such as .2f for loss");
   for (const auto* spec : {"{loss:.2}", "{loss:x}", "{loss:.f}", "{loss:100f}", "{epoch:.2d}", "{loss:.2ff}"})

@@ -1,5 +1,7 @@
 #include <ddprun/train/state/run_folder.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <torch/types.h>
 
 #include <filesystem>
@@ -9,6 +11,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_writer.h>
 #include "tests/support/catch.h"
@@ -123,6 +126,68 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
                                                       "replaced-" + earlier.run + "/summary.json"});
 }
 
+TEST_CASE("a replaced run that was resumed, or is being resumed, is not removed", "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  const auto replaced = dir.path() / ("replaced-" + earlier.run);
+  CHECK(folder.replaced() == std::vector<fs::path>{replaced});
+  UniqueFd lock;
+  if (GENERATE(true, false)) {
+    RunFolder(replaced).resume(earlier, /*is_newest=*/true, kNames);
+  } else {
+    lock.reset(::open(replaced.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    REQUIRE(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
+  }
+  const auto before = files_in(replaced);
+  save(folder, "last.pt", 1);
+  CHECK(files_in(replaced) == before);
+  CHECK(RunFolder(dir.path()).replaced().empty());
+}
+
+TEST_CASE("a file that took the place of a listed checkpoint stays when the run is set aside",
+          "[run_folder]") {
+  const TempDir dir;
+  make_run(dir.path());
+  const auto last = dir.path() / "checkpoints/last.pt";
+  if (GENERATE(true, false))
+    save_checkpoint(last, state_of({"00000000", 1}, 1000));
+  else
+    serialize::write_pt(last, make_dict());
+  const auto others = read_file(last);
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  save(folder, "last.pt", 1);
+  CHECK(read_file(dir.path() / "checkpoints/last-earlier.pt") == others);
+  CHECK(read_checkpoint(last).step == 1);
+}
+
+TEST_CASE("a run that was killed before it listed its first checkpoint is set aside", "[run_folder]") {
+  const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
+  RunFolder killed(dir.path());
+  killed.begin(kNames);
+  save_checkpoint(dir.path() / "checkpoints/last.pt", state_of(killed.identity(), 10));
+  RunFolder(dir.path()).begin(kNames);
+  CHECK_FALSE(find_resume(dir.path()).found());
+  CHECK(find_resume(dir.path() / ("replaced-" + killed.identity().run)).state.step == 10);
+}
+
+TEST_CASE("a run whose checkpoints are behind a link is not set aside: others may use them", "[run_folder]") {
+  const TempDir dir;
+  const auto elsewhere = dir.path() / "elsewhere", run = dir.path() / "run";
+  const auto identity = make_run(run);
+  fs::rename(run / "checkpoints", elsewhere);
+  const bool relative = GENERATE(true, false);
+  fs::create_directory_symlink(relative ? "../elsewhere" : elsewhere, run / "checkpoints");
+  const auto before = files_in(dir.path());
+  CHECK_THROWS_WITH(RunFolder(run).begin(kNames), ContainsSubstring("run/checkpoints: is a link"));
+  CHECK(files_in(dir.path()) == before);
+  CHECK(RunFolder(run).identity() == identity);
+  CHECK(find_resume(run).state.step == 10);
+}
+
 TEST_CASE("a run whose checkpoints are on a disk of their own cannot be set aside, and keeps its list",
           "[run_folder]") {
   const TempDir dir;
@@ -163,9 +228,12 @@ TEST_CASE("a resume from an earlier state begins a branch, and the earlier branc
     CHECK(find_resume(dir.path(), {}, first).state.step == 5);
     CHECK(read_checkpoint(dir.path() / "checkpoints/last-branch=1.pt").step == 10);
     CHECK(RunFolder(dir.path()).branch_of(dir.path() / "checkpoints/last-branch=1.pt") == 1);
+    if (GENERATE(true, false))
+      fs::remove(dir.path() / "run.json");  // then nothing says of which branch it is
     write(dir.path() / "checkpoints/last.pt", "damaged");
     CHECK_THROWS_WITH(find_resume(dir.path()),
-                      ContainsSubstring("last.pt") && ContainsSubstring("nothing was changed"));
+                      ContainsSubstring("last.pt") && ContainsSubstring("nothing was changed; --resume ") &&
+                          ContainsSubstring("last-branch=1.pt continues an earlier branch"));
   }
 }
 
@@ -183,7 +251,12 @@ TEST_CASE("a checkpoint that the list names and that is gone is missed, not take
   const TempDir dir;
   make_run(dir.path());
   fs::remove_all(dir.path() / "checkpoints");
+  if (GENERATE(true, false)) save_checkpoint(dir.path() / "checkpoints/stray.pt", state_of({}, 1000));
   CHECK_THROWS_WITH(find_resume(dir.path()), ContainsSubstring("last.pt: is gone, though run.json lists it"));
+  fs::create_directories(dir.path() / "checkpoints");
+  serialize::write_pt(dir.path() / "checkpoints/last.pt", make_dict());
+  CHECK_THROWS_WITH(find_resume(dir.path()),
+                    ContainsSubstring("last.pt: is not the checkpoint that run.json lists"));
 }
 
 TEST_CASE("a folder of an older version is read, and nothing in it is removed or replaced", "[run_folder]") {
@@ -263,12 +336,19 @@ TEST_CASE("another run's state in the place of one's own is kept", "[run_folder]
   const TempDir dir;
   const auto identity = make_run(dir.path());
   save_checkpoint(dir.path() / "checkpoints/epoch=1.pt", state_of(identity, 5));
-  save_checkpoint(dir.path() / "checkpoints/last.pt", state_of({"00000000", 1}, 1000));
+  const auto last = dir.path() / "checkpoints/last.pt";
+  if (GENERATE(true, false))
+    save_checkpoint(last, state_of({"00000000", 1}, 1000));
+  else
+    serialize::write_pt(last, make_dict());
+  const auto others = read_file(last);
   CHECK(find_resume(dir.path()).state.step == 5);
   RunFolder folder(dir.path());
   folder.resume(identity, /*is_newest=*/true, kNames);
+  CHECK(folder.is_foreign(last));
   save(folder, "last.pt", 6);
-  CHECK(read_checkpoint(dir.path() / "checkpoints/last-earlier.pt").step == 1000);
+  CHECK_FALSE(folder.is_foreign(last));
+  CHECK(read_file(dir.path() / "checkpoints/last-earlier.pt") == others);
 }
 
 TEST_CASE("a run that goes back to an earlier branch has that branch's metrics", "[run_folder]") {
