@@ -4,11 +4,9 @@
 #include <climits>
 #include <cstdio>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include <ddprun/common/json_file.h>
-#include <ddprun/common/status.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
