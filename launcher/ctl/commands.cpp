@@ -8,13 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
 
@@ -48,8 +46,6 @@ bool is_meant(const json& view, const std::string& wanted) {
   return job.starts_with(wanted) || run_id.starts_with(wanted) ||
          std::to_string(view["pid"].get<int>()) == wanted;
 }
-
-using json = nlohmann::ordered_json;
 
 constexpr std::chrono::seconds kStacksPatience{40};
 constexpr std::chrono::milliseconds kFollowEvery{200};

@@ -3,7 +3,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <chrono>
 #include <deque>
 #include <list>
 #include <optional>

@@ -8,9 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <system_error>
-#include <utility>
 
 #include <ddprun/common/error_file.h>
 

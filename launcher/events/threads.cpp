@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -14,15 +13,14 @@
 #include <deque>
 #include <exception>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
-#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -154,6 +152,7 @@ void WriterThread::run(const std::shared_ptr<Queue>& queue) {
     const std::size_t written = piece.bytes.size();
     piece = {};
     lock.lock();
+    check_invariant(written <= queue->bytes, "what was written was in the queue");
     queue->bytes -= written;
     queue->written += written;
     if (queue->has_news()) queue->tell_loop();
@@ -179,7 +178,9 @@ void WriterThread::write(std::shared_ptr<WriteTarget> target, std::string bytes)
     return finish({});  // logs warnings
   }
   const std::lock_guard lock(queue_->mutex);
+  check_invariant(!queue_->stop, "nothing is written after the end");
   queue_->bytes += bytes.size();
+  check_invariant(queue_->written + queue_->bytes == passed_, "each byte is queued or written");
   queue_->pieces.push_back({std::move(target), std::move(bytes)});
   queue_->wake_up.notify_one();
 }
@@ -205,6 +206,7 @@ asio::awaitable<bool> WriterThread::drain(std::uint64_t bytes, std::optional<Clo
   for (;;) {
     {
       const std::lock_guard lock(queue_->mutex);
+      check_invariant(bytes <= passed_, "nobody waits for bytes that were never passed");
       if (queue_->written >= bytes && queue_->warnings.empty()) co_return true;
       queue_->awaited = bytes;
     }

@@ -7,7 +7,6 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>

@@ -7,12 +7,9 @@
 #include <cerrno>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include <ddprun/common/worker_env.h>
-#include "launcher/host/cpus.h"
-#include "launcher/host/gpu_list.h"
 
 namespace ddprun::launcher {
 namespace fs = std::filesystem;

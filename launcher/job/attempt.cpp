@@ -12,15 +12,14 @@
 #include <system_error>
 #include <utility>
 
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/threads.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/processes.h"
-#include "launcher/job/job.h"
 #include "launcher/job/job_monitor.h"
-#include "launcher/outcome/result_json.h"
 #include "launcher/outcome/stack_dump.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/status/status_board.h"
@@ -82,10 +81,9 @@ std::string listed(const std::vector<int>& ranks) {
   return text;
 }
 
-std::vector<int> numbers(const std::vector<UniqueFd>& ends) {
-  std::vector<int> fds;
-  for (const UniqueFd& end : ends) fds.push_back(end.get());
-  return fds;
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
+                                     const WorkerEnds& ends = {}) {
+  return plan_workers(job, round, job.outputs.error_files(round.number, round.workers), store_fd, ends);
 }
 
 /// Calls open(index) for each worker. throws LaunchError naming the rank
@@ -266,6 +264,7 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
 /// cannot start.
 asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
+  check_invariant(next.round.number > attempt.round.number, "rounds have ascending numbers");
   const Round& round = attempt.round = next.round;
   attempt.round_start = Clock::now();
   parts.port = std::move(next.port);
@@ -305,30 +304,30 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
 }
 
 /// Waits until the attempt ends, through any number of rounds in place.
-asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const Peers& peers,
-                                 const Replacing& replacing, const FindHung& find_hung) {
+asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts,
+                                 const FindHung& find_hung) {
   std::optional<AttemptEnd> lost;  // the end that the nodes were asked about
   for (;;) {
-    auto end = co_await parts.group.wait(job.deadline, find_hung, peers.end_reason, peers.begins_round);
+    auto end = co_await parts.group.wait(job.deadline, find_hung, supervisor);
     parts.group.record_exits();  // one round replaces all that have failed
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
       if (failed != nullptr && recovers(job)) co_await read_errors(job, parts.group.workers(), attempt);
       if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
-          !replacing.ask(attempt, parts.group.workers()[failed->index].process.pid)) {
+          !supervisor.replaces(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
         co_return;
       }
-      if (peers.begins_round) {
+      if (supervisor.has_peers()) {
         if (!lost) lost = attempt.outcome;
         continue;
       }
     } else if (!others_can_go_on(parts, attempt)) {
-      attempt.outcome = EndedByPeers{peers.decline(attempt)};
+      attempt.outcome = EndedByPeers{supervisor.decline(attempt)};
       co_return;
     }
-    if (!co_await begin_round(job, attempt, parts, replacing.next(attempt))) co_return;
+    if (!co_await begin_round(job, attempt, parts, supervisor.next_round(attempt))) co_return;
     lost.reset();
   }
 }
@@ -336,23 +335,23 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
 /// --standby: starts them once the first worker has said that its program supports it.
 void keep_standbys(Job& job, Parts& parts, const Round& round) {
   if (job.options.standby == 0) return;
-  const WorkerSpec spec = plan_attempt(job, round, -1)[0];
-  ProcessSpec process{job.program.path, spec.argv, spec.env};
-  std::erase_if(process.env, [](const std::string& text) {  // its failure is not a worker's
+  WorkerSpec spec = plan_attempt(job, round, -1)[0];
+  std::erase_if(spec.env, [](const std::string& text) {  // its failure is not a worker's
     return text.starts_with("TORCHELASTIC_ERROR_FILE=");
   });
-  process.traceable = spec.traceable;
-  parts.standbys.keep(job.options.standby, std::move(process),
+  spec.cpus.clear();
+  parts.standbys.keep(job.options.standby, job.program.path, std::move(spec),
                       [&parts] { return parts.rounds.abilities(0).value_or(Abilities{}).stands_by; });
 }
 
 /// Ends what is left of the workers, in the same way whatever ended the attempt.
-asio::awaitable<void> end_workers(Job& job, Attempt& attempt, Parts& parts, const Peers& peers) {
+asio::awaitable<void> end_workers(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts) {
+  check_invariant(parts.group.workers().size() <= attempt.specs.size(), "each worker was planned");
   parts.standbys.end();
   int signal = SIGTERM;
   try {
     co_await find_first_failure(job, parts.group, attempt);
-    if (peers.report_end) peers.report_end(attempt);
+    supervisor.report_end(attempt);
     signal = co_await prepare_to_stop(job, parts.group, attempt);
     if (signal == SIGABRT) parts.logs.prefix_stacks();
   } catch (const std::exception& error) {  // the workers get their signal all the same
@@ -374,31 +373,8 @@ void keep_progress(Attempt& attempt, Parts& parts) {
 
 }  // namespace
 
-std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
-                                     const WorkerEnds& ends) {
-  LaunchContext context;
-  context.program = job.program.argv;
-  context.expand = job.options.expand;
-  context.environment = job.environment;
-  context.role = job.options.role;
-  context.ending_signals = job.options.ending_signals;
-  context.job_id = job.job_id;
-  context.launcher = launcher_mark(::getpid(), process_env("SLURM_JOB_ID"));
-  context.error_files = job.outputs.error_files(round.number, round.workers);
-  context.may_hang = job.options.timeout || job.options.hang_timeout;
-  context.store_fd = store_fd;
-  context.timer_file = job.timer_file;
-  context.heartbeat_fds = numbers(ends.heartbeats);
-  context.status_fds = numbers(ends.statuses);
-  context.round_fds = numbers(ends.rounds);
-  context.state_fds = numbers(job.states);
-  context.cpus = job.placement.cpus;
-  context.visible_gpus = job.placement.visible_gpus;
-  return plan_workers(context, round, job.topology);
-}
-
-asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
-                                     const Replacing& replacing, Peers peers) {
+asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round round,
+                                     std::optional<HeldPort> port) {
   Attempt attempt;
   attempt.round = round;
   attempt.start = attempt.round_start = Clock::now();
@@ -439,23 +415,22 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
         // After a stop of ddprun alone the workers may have gone on: what they have said since is yet unread.
         const auto until = group.resumed() == now ? attempt.round_start : now;
         const KnownSigns own{latest_sign(signs, attempt.round_start), until};
-        return judge_hang(signs, since, *job.options.hang_timeout, now,
-                          peers.share_signs ? peers.share_signs(own) : own);
+        return judge_hang(signs, since, *job.options.hang_timeout, now, supervisor.share_signs(own));
       };
     if (start_failed) {
       attempt.outcome = *start_failed;
     } else {
       if (recovers(job)) keep_standbys(job, parts, round);
-      co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
+      co_await run_rounds(job, supervisor, attempt, parts, find_hung);
     }
   } catch (const std::exception& error) {  // the workers still live
     attempt.outcome = StartFailed{exit_code_of(error), error.what()};
   }
-  co_await end_workers(job, attempt, parts, peers);
+  co_await end_workers(job, supervisor, attempt, parts);
   // No more will come, however long their output takes: the other nodes' workers may still hang.
-  if (job.options.hang_timeout && peers.share_signs)
-    peers.share_signs({latest_sign(signs_of_life(group, logs, parts.beats), attempt.round_start),
-                       Clock::time_point::max()});
+  if (job.options.hang_timeout)
+    supervisor.share_signs({latest_sign(signs_of_life(group, logs, parts.beats), attempt.round_start),
+                            Clock::time_point::max()});
   keep_progress(attempt, parts);
   co_await drain(job, group, logs, attempt.left.empty());
   attempt.end = Clock::now();

@@ -2,7 +2,6 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -51,57 +50,39 @@ struct Attempt {
   std::optional<std::int64_t> first_step;  ///< reported by that worker
 };
 
-/// The workers' ends of their descriptors, by index; empty: none.
-struct WorkerEnds {
-  std::vector<UniqueFd> heartbeats, statuses, rounds;
-
-  /// Once the worker has inherited them.
-  void close(std::size_t index) {
-    for (auto* ends : {&heartbeats, &statuses, &rounds})
-      if (index < ends->size()) (*ends)[index].reset();
-  }
-};
-
-/// Plans the workers of an attempt.
-///
-/// store_fd  for rank 0; -1: none
-std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
-                                     const WorkerEnds& ends = {});
-
-/// The other nodes; empty on a single node.
-struct Peers {
-  PeerEndReason end_reason;
-  /// Called as soon as the attempt's outcome is known, before the workers are stopped.
-  std::function<void(const Attempt& attempt)> report_end;
-  /// Called after each event: whether the nodes begin a round in which lost workers are replaced.
-  Interrupted begins_round;
-  /// Tells the other nodes about the signs of life of this node's workers. returns what is known of the job's
-  std::function<KnownSigns(const KnownSigns& own)> share_signs;
-  /// This node's workers cannot continue in that round. returns why, after telling the other nodes
-  std::function<std::string(const Attempt& attempt)> decline;
-};
-
 /// A round in which only lost workers are restarted, and its master port if this node has rank 0.
 struct NextRound {
   Round round;
   std::optional<HeldPort> port;
 };
 
-/// How workers are replaced one by one (--recover=rank).
-struct Replacing {
-  /// A worker has failed, and the others can continue without it: whether to wait for the nodes to begin a
-  /// round in which it is replaced.
-  std::function<bool(const Attempt& attempt, pid_t failed)> ask;
+/// Whoever runs attempts, and knows the rest of the job: the supervisor of the only node, or of one of
+/// several.
+class Supervisor : public Peers {
+ public:
+  /// A worker has failed, and the others can continue without it (--recover=rank): whether it is replaced, on
+  /// several nodes once they begin a round.
+  virtual bool replaces(const Attempt& attempt, pid_t failed) = 0;
   /// The round that begins.
-  std::function<NextRound(const Attempt& attempt)> next;
+  virtual NextRound next_round(const Attempt& attempt) = 0;
+
+  // With other nodes.
+
+  virtual bool has_peers() const { return false; }
+  /// Called as soon as the attempt's outcome is known, before the workers are stopped.
+  virtual void report_end(const Attempt&) {}
+  /// Tells the other nodes about the signs of life of this node's workers. returns what is known of the job's
+  virtual KnownSigns share_signs(const KnownSigns& own) { return own; }
+  /// This node's workers cannot continue in that round. returns why, after telling the other nodes
+  virtual std::string decline(const Attempt&) { return ""; }
 };
 
 /// Starts the workers, waits for the attempt's outcome, and stops them all.
 ///
 /// port    the round's master port, if this node has rank 0
 /// throws  LaunchError, IoError, std::system_error for ddprun's own failures
-boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
-                                            const Replacing& replacing, Peers peers = {});
+boost::asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round round,
+                                            std::optional<HeldPort> port);
 
 /// Why the attempt failed, in one line for other nodes: "rank 3 failed: exit code 7: out of range".
 std::string describe_end(const Attempt& attempt);
@@ -122,5 +103,25 @@ boost::asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& gro
 /// Reads what workers have reported: those that have failed, or all for --result-json.
 boost::asio::awaitable<void> read_errors(const Job& job, const std::vector<Worker>& workers,
                                          Attempt& attempt);
+
+/// An error file that was there when the first exit of a failed worker was noticed.
+struct ErrorSeen {
+  std::int64_t reported = 0;    ///< by the worker, in seconds of this host's clock; 0: unknown
+  std::int64_t written_ns = 0;  ///< by the clock of the file system, which may be another one
+  ErrorFileContent content = {};
+};
+
+/// The worker that failed first. The first to exit may have failed because of another one, which takes longer
+/// to exit but had written its error file before. Of several files the oldest counts; their times are
+/// compared only with each other.
+///
+/// first  the first to exit
+/// seen   by worker; nullopt also for one that has succeeded
+std::size_t root_cause(std::size_t first, const std::vector<std::optional<ErrorSeen>>& seen);
+
+/// Whether a worker that lives may be about to exit with this error. False: it has long recovered.
+///
+/// now  in seconds of this host's clock
+bool may_exit_soon(const ErrorSeen& error, std::int64_t now);
 
 }  // namespace ddprun::launcher

@@ -1,19 +1,25 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
+#include "launcher/events/threads.h"
 #include "launcher/job/attempt.h"
 #include "launcher/host/processes.h"
 #include "launcher/outcome/failure_report.h"
-#include "launcher/outcome/root_cause.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -95,6 +101,60 @@ asio::awaitable<void> look_for_crash(WorkerGroup& group, Attempt& attempt,
 /// Whether the error files are in the user's log folder, not in ddprun's own temporary one.
 bool may_stall(const Job& job) { return job.outputs.log_folder() != nullptr; }
 
+std::optional<ErrorSeen> error_seen(const std::filesystem::path& path) {
+  struct stat info {};
+  if (path.empty() || ::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
+    return {};
+  ErrorSeen seen;
+  seen.content = read_error_file(path);
+  if (seen.content.error) seen.reported = seen.content.error->timestamp;
+  seen.written_ns = info.st_mtim.tv_sec * std::int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
+  return seen;
+}
+
+bool is_older(const ErrorSeen& a, const ErrorSeen& b) {
+  if (a.reported > 0 && b.reported > 0 && a.reported != b.reported) return a.reported < b.reported;
+  return a.written_ns < b.written_ns;
+}
+
+ErrorFileContent read_if_any(const std::filesystem::path& path) {
+  return path.empty() ? ErrorFileContent() : read_error_file(path);
+}
+
+/// What is found in each file; `late` for all if the disk takes longer.
+template <typename Found>
+asio::awaitable<std::vector<Found>> look(std::vector<std::filesystem::path> files, bool aside,
+                                         std::chrono::milliseconds patience,
+                                         Found (*find)(const std::filesystem::path&), Found late) {
+  const auto found = std::make_shared<std::vector<Found>>(files.size());
+  const std::function<void()> work = [found, files, find] {
+    for (std::size_t i = 0; i < files.size(); ++i) (*found)[i] = find(files[i]);
+  };
+  if (!aside) {
+    work();
+    co_return *found;
+  }
+  const AsideEnd end = co_await run_aside(work, LoopClock::now() + patience);
+  co_return end == AsideEnd::kDone ? *found : std::vector<Found>(files.size(), late);
+}
+
+/// Reads error files, "" where there is none: aside if they may be on a disk that stalls, and waits for it
+/// for that long.
+asio::awaitable<std::vector<ErrorFileContent>> read_error_files(
+    std::vector<std::filesystem::path> error_files, bool aside, std::chrono::milliseconds patience) {
+  const ErrorFileContent late{std::nullopt, "cannot be read: the disk does not answer"};
+  co_return co_await look(std::move(error_files), aside, patience, read_if_any, late);
+}
+
+/// nullopt: the worker has written none. Waits half a second for a file system that does not answer, then
+/// sees no file at all.
+asio::awaitable<std::vector<std::optional<ErrorSeen>>> errors_seen(
+    std::vector<std::filesystem::path> error_files, bool aside) {
+  constexpr std::chrono::milliseconds kPatience{500};
+  const std::optional<ErrorSeen> late;
+  co_return co_await look(std::move(error_files), aside, kPatience, error_seen, late);
+}
+
 }  // namespace
 
 std::string describe_end(const Attempt& attempt) {
@@ -120,6 +180,10 @@ std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom) {
 }
 
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
+  check_invariant(attempt.workers.size() <= attempt.specs.size() &&
+                      attempt.workers.size() <= attempt.errors.size() &&
+                      attempt.workers.size() <= attempt.logs.size(),
+                  "each worker has a plan, an error and logs");
   std::vector<WorkerRecord> workers;
   for (std::size_t i = 0; i < attempt.workers.size(); ++i)
     workers.push_back(
@@ -193,6 +257,18 @@ asio::awaitable<void> read_errors(const Job& job, const std::vector<Worker>& wor
     attempt.lost[i].error = std::move(errors[workers.size() + i]);
   errors.resize(workers.size());
   attempt.errors = std::move(errors);
+}
+
+std::size_t root_cause(std::size_t first, const std::vector<std::optional<ErrorSeen>>& seen) {
+  std::size_t root = first;
+  for (std::size_t i = 0; i < seen.size(); ++i)
+    if (seen[i] && (!seen[root] || is_older(*seen[i], *seen[root]))) root = i;
+  return root;
+}
+
+bool may_exit_soon(const ErrorSeen& error, std::int64_t now) {
+  constexpr std::int64_t kSecondsToExit = 10;
+  return error.reported == 0 || now - error.reported <= kSecondsToExit;
 }
 
 }  // namespace ddprun::launcher

@@ -3,7 +3,6 @@
 #include <sys/types.h>
 
 #include <boost/asio/io_context.hpp>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,18 +25,11 @@ namespace ddprun::launcher {
 class JobMonitor;
 
 /// What all attempts of a job share.
-struct Job {
-  const Options& options;
-  const std::vector<std::string>& environment;  ///< ddprun's own, "NAME=value"
-  Program program;
-  Topology topology;
+struct Job : JobPlan {
   int workers = 0;
-  Placement placement;
   std::optional<JobEvents::Clock::time_point> deadline;
-  std::string job_id, run_id;
-  std::filesystem::path timer_file;  ///< of PyTorch's file timers; empty: not wanted
+  std::string run_id;
   JobClock clock;
-  std::vector<UniqueFd> states;  ///< with --recover=rank: memory that outlives each worker, by local rank
   boost::asio::io_context& io;
   const SignalFd& signals;
   Guard& guard;

@@ -52,7 +52,7 @@ std::vector<Endpoint> all_endpoints(const NodesOptions& nodes) {
   return all;
 }
 
-class NodeSupervisor {
+class NodeSupervisor : public Supervisor {
  public:
   NodeSupervisor(Job& job, NodeConnections& connections, JobRecord& record)
       : job_(job),
@@ -77,6 +77,9 @@ class NodeSupervisor {
   }
 
  private:
+  bool has_peers() const override { return true; }
+  std::optional<EndedByPeers> end_reason() override { return link().end_reason(); }
+
   NodeLink& link() { return connections_.links.back(); }
 
   void connect() {
@@ -275,7 +278,7 @@ class NodeSupervisor {
   }
 
   /// While workers run: leads a round in place on request. True once it begins.
-  bool begins_round() {
+  bool begins_round() override {
     while (const auto* message = link().peek()) {
       if (const auto* start = std::get_if<Start>(message)) return start->in_place;
       const auto* lead = std::get_if<Lead>(message);
@@ -295,7 +298,7 @@ class NodeSupervisor {
     return round;
   }
 
-  std::string decline(const Attempt& attempt) {
+  std::string decline(const Attempt& attempt) override {
     const Round round = take_round();
     last_reason_ = "the workers of node " + name_of_node(nodes_) + " cannot continue without the lost ones" +
                    (attempt.unannounced ? ": the program has not announced support for --recover=rank" : "");
@@ -303,7 +306,7 @@ class NodeSupervisor {
     return last_reason_;
   }
 
-  NextRound next_round() {
+  NextRound next_round(const Attempt&) override {
     NextRound next{take_round(), {}};
     next.port = std::exchange(port_, std::nullopt);
     count_restart();
@@ -312,13 +315,13 @@ class NodeSupervisor {
   }
 
   /// Tells the coordinator about a worker that can be replaced.
-  bool report_loss(const Attempt& attempt, pid_t failed) {
+  bool replaces(const Attempt& attempt, pid_t failed) override {
     last_reason_ = describe_loss(attempt, failed, oom_) + " on node " + name_of_node(nodes_);
     link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true});
     return true;
   }
 
-  KnownSigns share_signs(const KnownSigns& own) {
+  KnownSigns share_signs(const KnownSigns& own) override {
     const auto timeout = *job_.options.hang_timeout;
     const KnownSigns known = link().share_signs(own, timeout);
     const auto late = std::max(own.latest, known.until) + timeout + nodes_.node_timeout;
@@ -341,15 +344,8 @@ class NodeSupervisor {
     if (!start.reason.empty()) log_warning(printable(start.reason));
     last_reason_.clear();
     if (!record_.attempts.empty()) count_restart();
-    const Peers peers{
-        [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },
-        [this] { return begins_round(); }, [this](const KnownSigns& own) { return share_signs(own); },
-        [this](const Attempt& attempt) { return decline(attempt); }};
-    const Replacing replacing{
-        [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
-        [this](const Attempt&) { return next_round(); }};
-    const Attempt attempt =
-        co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), replacing, peers);
+    std::optional<HeldPort> port = std::exchange(port_, std::nullopt);  // named: GCC 12
+    const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(port));
     report_attempt(job_, attempt, oom_, record_);
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
@@ -360,7 +356,7 @@ class NodeSupervisor {
     co_return std::nullopt;
   }
 
-  void report_end(const Attempt& attempt) {
+  void report_end(const Attempt& attempt) override {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) return leave(received->signal);
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))

@@ -26,10 +26,8 @@
 #include <boost/beast/http/write.hpp>
 #include <chrono>
 #include <exception>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -162,14 +160,14 @@ void answer_report(const nlohmann::ordered_json& view, Response& response) {
   response.body() = "no worker of this node has written a report yet\n";
 }
 
-Response respond(JobMonitor& monitor, const std::string& token, const http::request<http::string_body>& request) {
+Response respond(JobMonitor& monitor, const std::string& token,
+                 const http::request<http::string_body>& request) {
   Response response(http::status::ok, request.version());
   response.keep_alive(request.keep_alive());
   response.set(http::field::content_type, "text/plain; charset=utf-8");
   const auto target = request.target().substr(0, request.target().find('?'));
   const auto said = request[http::field::authorization];
-  if (!token.empty() &&
-      !equal_in_constant_time("Bearer " + token, {said.data(), said.size()})) {
+  if (!token.empty() && !equal_in_constant_time("Bearer " + token, {said.data(), said.size()})) {
     response.result(http::status::unauthorized);
     response.set(http::field::www_authenticate, "Bearer");
     response.body() = "expected the header Authorization: Bearer TOKEN\n";
@@ -186,8 +184,7 @@ Response respond(JobMonitor& monitor, const std::string& token, const http::requ
     response.body() = metrics_text(monitor.view());
   } else if (target == "/status") {
     response.set(http::field::content_type, "application/json");
-    response.body() =
-        monitor.view().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    response.body() = monitor.view().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   } else if (target == "/report") {
     answer_report(monitor.view(), response);
   } else if (target == "/healthz") {

@@ -25,12 +25,11 @@
 #include "launcher/events/threads.h"
 #include "launcher/host/gpu_list.h"
 #include "launcher/job/attempt.h"
-#include "launcher/job/job.h"
 #include "launcher/job/job_monitor.h"
+#include "launcher/job/server.h"
 #include "launcher/plan/placement.h"
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/rendezvous/listen.h"
-#include "launcher/job/server.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/job_processes.h"
 #include "launcher/workers/process.h"
@@ -77,73 +76,81 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
   }
 }
 
-/// Whether the failed worker has a restart left; if so, uses it. It begins without delay.
-bool use_restart(const Job& job, const Attempt& attempt, pid_t failed, OomWatch& oom, int& restarts_used,
-                 JobRecord& record) {
-  const auto now = JobEvents::Clock::now();
-  const Decision decision =
-      decide(job.options.restart, attempt.outcome, restarts_used, now - attempt.round_start);
-  if (!decision.restart) return false;
-  restarts_used = decision.restarts_used;
-  record.restarts = attempt.round.number + 1;
-  log_warning(describe_loss(attempt, failed, oom) + "; replacing only this rank: restart " +
-              std::to_string(restarts_used) + " of " + std::to_string(job.options.restart.max_restarts));
-  EventRecord event{EventRecord::Kind::kRestart, now, attempt.round.number};
-  event.rank = attempt.specs[std::get<WorkerFailed>(attempt.outcome).index].rank;
-  job.log.add(event);
-  oom.restart();
-  return true;
-}
+/// Of a job on this node alone.
+class SingleNode : public Supervisor {
+ public:
+  SingleNode(Job& job, JobRecord& record) : job_(job), record_(record) {}
 
-/// The next round on a single node. Rank 0 may still listen on the port of the last one.
-NextRound next_round(const Attempt& attempt) {
-  Round round = attempt.round;
-  ++round.number, ++round.restart_count;
-  HeldPort port = reserve_port(round.master_addr, std::nullopt);
-  round.master_port = port.port;
-  return {round, std::move(port)};
-}
-
-/// Runs attempts until the last one.
-asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
-  const RestartSettings& restarts = job.options.restart;
-  OomWatch oom;
-  int restarts_used = 0;
-  for (int number = 0;; ++number) {
-    const std::string& name = job.options.nodes.endpoint.host;
-    HeldPort port = reserve_port(name.empty() ? loopback_address() : name, job.options.master_port);
-    Round round = static_round(number, job.workers, port.address, port.port, job.run_id);
-    round.restart_count = number;
-    round.max_restarts = restarts.max_restarts;
-    const Replacing replacing{[&](const Attempt& attempt, pid_t failed) {
-                                return use_restart(job, attempt, failed, oom, restarts_used, record);
-                              },
-                              next_round};
-    const Attempt attempt = co_await run_attempt(job, round, std::move(port), replacing);
-    number = attempt.round.number;
-    report_attempt(job, attempt, oom, record);
-    const Decision decision =
-        decide(restarts, attempt.outcome, restarts_used, attempt.end - attempt.round_start);
-    if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
-      co_return RunResult::by_signal(received->signal);
-    if (!decision.restart || !attempt.user_signals.empty()) {
-      if (restarts.max_restarts > 0 && decision.exit_code != 0)
-        log_warning("not restarted: " + (decision.restart ? "a signal ends the job" : decision.reason));
-      co_return RunResult{decision.exit_code, std::nullopt};
+  /// Runs attempts until the last one.
+  asio::awaitable<RunResult> run() {
+    const RestartSettings& restarts = job_.options.restart;
+    for (int number = 0;; ++number) {
+      const std::string& name = job_.options.nodes.endpoint.host;
+      HeldPort port = reserve_port(name.empty() ? loopback_address() : name, job_.options.master_port);
+      Round round = static_round(number, job_.workers, port.address, port.port, job_.run_id);
+      round.restart_count = number;
+      round.max_restarts = restarts.max_restarts;
+      std::optional<HeldPort> held = std::move(port);  // named: GCC 12
+      const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(held));
+      number = attempt.round.number;
+      report_attempt(job_, attempt, oom_, record_);
+      const Decision decision =
+          decide(restarts, attempt.outcome, restarts_used_, attempt.end - attempt.round_start);
+      if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
+        co_return RunResult::by_signal(received->signal);
+      if (!decision.restart || !attempt.user_signals.empty()) {
+        if (restarts.max_restarts > 0 && decision.exit_code != 0)
+          log_warning("not restarted: " + (decision.restart ? "a signal ends the job" : decision.reason));
+        co_return RunResult{decision.exit_code, std::nullopt};
+      }
+      log_warning("restarting all workers" +
+                  (attempt.unannounced ? " (" + decision.reason +
+                                             "): the program has not announced support for --recover=rank"
+                                       : ": " + decision.reason));
+      EventRecord event{EventRecord::Kind::kRestart, JobEvents::Clock::now(), number};
+      event.delay = decision.delay;
+      use_restart(decision, event);
+      if (const auto end = co_await pause(job_, decision.delay, record_)) co_return *end;
     }
-    restarts_used = decision.restarts_used;
-    record.restarts = number + 1;
-    log_warning("restarting all workers" +
-                (attempt.unannounced
-                     ? " (" + decision.reason + "): the program has not announced support for --recover=rank"
-                     : ": " + decision.reason));
-    EventRecord event{EventRecord::Kind::kRestart, JobEvents::Clock::now(), number};
-    event.delay = decision.delay;
-    job.log.add(event);
-    oom.restart();
-    if (const auto end = co_await pause(job, decision.delay, record)) co_return *end;
   }
-}
+
+  /// If the failed worker has a restart left, uses it. It begins without delay.
+  bool replaces(const Attempt& attempt, pid_t failed) override {
+    const auto now = JobEvents::Clock::now();
+    const Decision decision =
+        decide(job_.options.restart, attempt.outcome, restarts_used_, now - attempt.round_start);
+    if (!decision.restart) return false;
+    log_warning(describe_loss(attempt, failed, oom_) + "; replacing only this rank: restart " +
+                std::to_string(decision.restarts_used) + " of " +
+                std::to_string(job_.options.restart.max_restarts));
+    EventRecord event{EventRecord::Kind::kRestart, now, attempt.round.number};
+    event.rank = attempt.specs[std::get<WorkerFailed>(attempt.outcome).index].rank;
+    use_restart(decision, event);
+    return true;
+  }
+
+  /// Rank 0 may still listen on the port of the last one.
+  NextRound next_round(const Attempt& attempt) override {
+    Round round = attempt.round;
+    ++round.number, ++round.restart_count;
+    HeldPort port = reserve_port(round.master_addr, std::nullopt);
+    round.master_port = port.port;
+    return {round, std::move(port)};
+  }
+
+ private:
+  void use_restart(const Decision& decision, const EventRecord& event) {
+    restarts_used_ = decision.restarts_used;
+    record_.restarts = event.attempt + 1;
+    job_.log.add(event);
+    oom_.restart();
+  }
+
+  Job& job_;
+  JobRecord& record_;
+  OomWatch oom_;
+  int restarts_used_ = 0;
+};
 
 JobRecord begin_record(const Options& options, const JobClock& clock, const std::string& run_id) {
   JobRecord record;
@@ -185,7 +192,7 @@ asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& 
 /// --dry-run. Does not reserve a port: 0 means a free one.
 void show_plan(Job& job) {
   const Round round = shown_round(job.options, job.workers, job.run_id);
-  const auto specs = plan_attempt(job, round, -1);
+  const auto specs = plan_workers(job, round, job.outputs.error_files(0, round.workers));
   const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment) +
                     "\n" + cpu_table(job.topology, job.placement, round);
   write_stdout(text);
@@ -297,24 +304,24 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   JobEvents events(io, signals);
   EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
   JobOutput outputs(console, options, record.run_id, job_id, temp.path());
-  Job job{.options = options,
-          .environment = environment,
-          .program = program,
-          .topology = topology,
-          .workers = workers,
-          .placement = placement,
-          .deadline = options.timeout ? std::optional(clock.start() + *options.timeout) : std::nullopt,
-          .job_id = job_id,
-          .run_id = record.run_id,
-          .timer_file = timer_file(temp_path),
-          .clock = clock,
-          .states = state_memory(options, workers),
-          .io = io,
-          .signals = signals,
-          .guard = guard,
-          .events = events,
-          .log = log,
-          .outputs = outputs};
+  Job job{{.options = options,
+           .environment = environment,
+           .program = program,
+           .topology = topology,
+           .placement = placement,
+           .job_id = job_id,
+           .timer_file = timer_file(temp_path),
+           .states = state_memory(options, workers)},
+          workers,
+          options.timeout ? std::optional(clock.start() + *options.timeout) : std::nullopt,
+          record.run_id,
+          clock,
+          io,
+          signals,
+          guard,
+          events,
+          log,
+          outputs};
   if (options.dry_run) {
     show_plan(job);
     return {};
@@ -328,10 +335,11 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   const ControlSocket socket(io, job_name(job_id), monitor);
   if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor);
   NodeConnections connections;
+  SingleNode single(job, record);
   const RunResult result =
       run_loop(io, events,
-               with_all_output(job, options.nodes.several() ? supervise_node(job, connections, record)
-                                                            : supervise(job, record)));
+               with_all_output(
+                   job, options.nodes.several() ? supervise_node(job, connections, record) : single.run()));
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;

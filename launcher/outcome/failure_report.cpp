@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <csignal>
 #include <exception>
-#include <filesystem>
 #include <iterator>
 #include <system_error>
 #include <utility>

@@ -2,7 +2,6 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <functional>

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
@@ -63,6 +64,7 @@ class ConsoleSink::Descriptor : public WriteTarget {
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) break;
       written += static_cast<std::size_t>(n);
+      check_invariant(written <= bytes.size(), "the console takes no more than it is given");
     }
     return written;
   }
@@ -124,6 +126,7 @@ void ConsoleSink::write_own(std::string text) {
   own_size_ += text.size();
   own_.push_back(std::move(text));
   while (own_size_ > kMostOwn && own_.size() > 1) {
+    check_invariant(own_.front().size() <= own_size_, "ddprun's waiting messages are counted");
     own_size_ -= own_.front().size();
     own_.pop_front();
     ++own_dropped_;

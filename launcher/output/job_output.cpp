@@ -6,7 +6,6 @@
 #include <cctype>
 #include <chrono>
 #include <optional>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>

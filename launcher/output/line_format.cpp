@@ -66,6 +66,8 @@ void LineSplitter::drop_partial() {
 
 void LineSplitter::drop_overwritten() {
   const std::string_view shown = last_shown(partial_);
+  check_invariant(shown.data() >= partial_.data() && shown.size() <= partial_.size(),
+                  "what is shown is a part of the line");
   partial_.erase(0, static_cast<std::size_t>(shown.data() - partial_.data()));
 }
 

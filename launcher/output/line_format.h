@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
@@ -62,6 +63,7 @@ class RecentOutput {
     if (bytes.size() > kept_) bytes.remove_prefix(bytes.size() - kept_);
     bytes_ += bytes;
     if (bytes_.size() > 2 * kept_) bytes_.erase(0, bytes_.size() - kept_);
+    check_invariant(bytes_.size() <= 2 * kept_ && bytes_.size() <= total_, "recent output is bounded");
   }
   /// How many bytes it wrote in total.
   std::uint64_t total() const { return total_; }
@@ -100,6 +102,7 @@ void LineSplitter::add(std::string_view bytes, OnLine on_line) {
     const auto newline = bytes.find('\n');
     const bool ends = newline != std::string_view::npos;
     std::string_view part = ends ? bytes.substr(0, newline + 1) : bytes;
+    check_invariant(partial_.size() < kMaxLine, "an unfinished line is shorter than the longest");
     if (partial_.size() + part.size() > kMaxLine) part = part.substr(0, kMaxLine - partial_.size());
     bytes.remove_prefix(part.size());
     const bool whole = part.back() == '\n';

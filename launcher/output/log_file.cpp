@@ -1,12 +1,12 @@
 #include "launcher/output/log_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/invariant.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -115,6 +115,7 @@ void LogFile::write(std::string_view bytes) {
     const std::size_t room = max_size_ > size_ ? max_size_ - size_ : 0;
     std::size_t part = bytes.substr(0, room).rfind('\n') + 1;  // 0: no line ends there
     if (part == 0 && !(at_line_start_ && size_ > 0)) part = room;
+    check_invariant(part <= bytes.size(), "a part of the output ends where it does, or before");
     append(bytes.substr(0, part));
     bytes.remove_prefix(part);
     rotate();

@@ -13,8 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -134,6 +134,7 @@ void OutputStream::read() {
 template <typename Target>
 bool OutputStream::hold_up(Target* target) {
   if (!target || target->has_room()) return false;
+  check_invariant(!held_up_, "a stream waits for one target at a time");
   held_up_ = true;
   target->when_room(this, [this] {
     held_up_ = false;
@@ -160,6 +161,7 @@ void OutputStream::finish() {
 }
 
 void OutputStream::take(std::string_view bytes) {
+  check_invariant(!finished_, "no output follows the end of a stream");
   on_bytes_(bytes);
   if (targets_.file) targets_.writer->write(targets_.file, std::string(bytes));
   if (!targets_.console && !targets_.filtered) return;

@@ -1,13 +1,14 @@
 #include "launcher/plan/launch_plan.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <string_view>
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
-#include <ddprun/common/worker_env.h>
 #include "launcher/host/gpu_list.h"
+#include "launcher/host/processes.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -25,33 +26,36 @@ bool chooses_gpus(std::string_view name) {
          name == "ZE_AFFINITY_MASK";
 }
 
+/// Whether its stacks may be wanted: workers are traceable, Python dumps its stacks on SIGABRT.
+bool may_hang(const Options& options) { return options.timeout || options.hang_timeout; }
+
 /// The environment that all workers of the node share.
-std::vector<std::string> common_environment(const LaunchContext& context, int workers,
-                                            const Topology& topology) {
+std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
   const auto& ours = worker_variable_names();
   std::vector<std::string> env;
-  std::string job = context.job_id;
-  for (const std::string& variable : context.environment) {
+  std::string job = plan.job_id;
+  for (const std::string& variable : plan.environment) {
     const std::string_view name = name_of(variable);
     if (name == kJobIdVariable) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
-               name != kLauncherVariable && (context.visible_gpus.empty() || !chooses_gpus(name))) {
+               name != kLauncherVariable && (plan.placement.visible_gpus.empty() || !chooses_gpus(name))) {
       env.push_back(variable);
     }
   }
   env.push_back(std::string(kJobIdVariable) + "=" + job);
-  env.push_back(std::string(kLauncherVariable) + "=" + context.launcher);
+  env.push_back(std::string(kLauncherVariable) + "=" +
+                launcher_mark(::getpid(), process_env("SLURM_JOB_ID")));
   std::string signals;
-  for (const int signal : context.ending_signals)
+  for (const int signal : plan.options.ending_signals)
     signals += (signals.empty() ? "" : ",") + signal_name(signal);
   env.push_back("TORCHELASTIC_SIGNALS_TO_HANDLE=" + signals);
-  if (!context.timer_file.empty()) env.push_back("TORCHELASTIC_TIMER_FILE=" + context.timer_file.string());
-  if (context.may_hang && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
+  if (!plan.timer_file.empty()) env.push_back("TORCHELASTIC_TIMER_FILE=" + plan.timer_file.string());
+  if (may_hang(plan.options) && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
   if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
-  if (numbered_by_speed(topology.host_gpus) && !is_set(env, "CUDA_DEVICE_ORDER"))
+  if (numbered_by_speed(plan.topology.host_gpus) && !is_set(env, "CUDA_DEVICE_ORDER"))
     env.push_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // as our placement and nvidia-smi count them
-  if (const auto threads = threads_per_worker(env, topology, workers))
+  if (const auto threads = threads_per_worker(env, plan.topology, workers))
     env.push_back("OMP_NUM_THREADS=" + std::to_string(*threads));
   return env;
 }
@@ -63,14 +67,14 @@ std::string expanded(const std::string& text, const std::string& local_rank) {
   });
 }
 
-WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int local_rank) {
+WorkerEnv worker_variables(const JobPlan& plan, const Round& round, int local_rank) {
   WorkerEnv env;
-  env.role_name = context.role;
+  env.role_name = plan.options.role;
   env.restart_count = round.restart_count;
   env.max_restarts = round.max_restarts;
   env.rank = round.first_rank + local_rank - round.first_local_rank;
   env.role_rank = round.first_role_rank + local_rank - round.first_local_rank;
-  env.local_rank = context.visible_gpus.empty() ? local_rank : 0;
+  env.local_rank = plan.placement.visible_gpus.empty() ? local_rank : 0;
   env.group_rank = round.group_rank;
   env.world_size = round.world_size;
   env.role_world_size = round.role_world_size;
@@ -102,37 +106,39 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
   return std::max(1, topology.cpus / workers);
 }
 
-std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
-                                     const Topology& topology) {
-  const auto common = common_environment(context, round.workers, topology);
+std::vector<WorkerSpec> plan_workers(const JobPlan& job, const Round& round,
+                                     const std::vector<std::filesystem::path>& error_files, int store_fd,
+                                     const WorkerEnds& ends) {
+  const auto common = common_environment(job, round.workers);
+  const Placement& placement = job.placement;
   std::vector<WorkerSpec> specs(static_cast<std::size_t>(round.workers));
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const int local_rank = round.first_local_rank + static_cast<int>(i);
-    WorkerEnv variables = worker_variables(context, round, local_rank);
+    WorkerEnv variables = worker_variables(job, round, local_rank);
     WorkerSpec& spec = specs[i];
     spec.rank = variables.rank;
     spec.local_rank = local_rank;
-    for (const std::string& word : context.program)
-      spec.argv.push_back(context.expand ? expanded(word, std::to_string(local_rank)) : word);
-    spec.error_file = context.error_files.at(i);
-    spec.traceable = context.may_hang;
+    for (const std::string& word : job.program.argv)
+      spec.argv.push_back(job.options.expand ? expanded(word, std::to_string(local_rank)) : word);
+    spec.error_file = error_files.at(i);
+    spec.traceable = may_hang(job.options);
     spec.reads_stdin = i == 0;
-    if (!context.cpus.empty()) spec.cpus = context.cpus[i];
+    if (!placement.cpus.empty()) spec.cpus = placement.cpus[i];
     variables.error_file = spec.error_file.string();
-    if (variables.rank == 0 && context.store_fd >= 0) variables.store_fd = context.store_fd;
-    if (!context.heartbeat_fds.empty()) variables.heartbeat_fd = context.heartbeat_fds[i];
-    if (!context.status_fds.empty()) variables.status_fd = context.status_fds[i];
-    if (!context.round_fds.empty()) {
-      variables.round_fd = context.round_fds[i];
+    if (variables.rank == 0 && store_fd >= 0) variables.store_fd = store_fd;
+    if (!ends.heartbeats.empty()) variables.heartbeat_fd = ends.heartbeats[i].get();
+    if (!ends.statuses.empty()) variables.status_fd = ends.statuses[i].get();
+    if (!ends.rounds.empty()) {
+      variables.round_fd = ends.rounds[i].get();
       variables.round = round.number;
-      variables.state_fd = context.state_fds[i];
+      variables.state_fd = job.states[i].get();
     }
     for (const auto& fd : {variables.store_fd, variables.heartbeat_fd, variables.status_fd,
                            variables.round_fd, variables.state_fd})
       if (fd) spec.inherited_fds.push_back(*fd);
     spec.env = common;
-    if (!context.visible_gpus.empty())
-      spec.env.push_back(topology.gpu_variable + "=" + context.visible_gpus[i]);
+    if (!placement.visible_gpus.empty())
+      spec.env.push_back(job.topology.gpu_variable + "=" + placement.visible_gpus[i]);
     for (const auto& [name, value] : to_env(variables)) spec.env.push_back(name + "=" + value);
   }
   return specs;

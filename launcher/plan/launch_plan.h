@@ -6,9 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/cli/options.h"
 #include "launcher/host/topology.h"
+#include "launcher/plan/placement.h"
 #include "launcher/rendezvous/message.h"
 
 namespace ddprun::launcher {
@@ -55,25 +57,27 @@ struct WorkerSpec {
   std::vector<int> cpus;             ///< to run on; empty: all of ddprun's
 };
 
-/// What a node's workers have in common in all rounds.
-struct LaunchContext {
-  std::vector<std::string> program;      ///< argv of every worker
-  bool expand = false;                   ///< ${local_rank} in argv
-  std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
-  std::string role = "default";
-  std::vector<int> ending_signals;
-  std::string job_id;                              ///< see kJobIdVariable
-  std::string launcher;                            ///< see kLauncherVariable
-  std::vector<std::filesystem::path> error_files;  ///< of each worker; absolute
-  bool may_hang = false;  ///< a timeout is set: workers are traceable, Python dumps its stacks on SIGABRT
-  int store_fd = -1;      ///< bound socket of the master port, for rank 0
-  std::filesystem::path timer_file;  ///< TORCHELASTIC_TIMER_FILE; empty: none
+/// What the workers of this node have in common in all rounds.
+struct JobPlan {
+  const Options& options;
+  const std::vector<std::string>& environment;  ///< ddprun's own, "NAME=value"
+  Program program;
+  Topology topology;
+  Placement placement = {};
+  std::string job_id;                     ///< see kJobIdVariable
+  std::filesystem::path timer_file = {};  ///< TORCHELASTIC_TIMER_FILE; empty: none
+  std::vector<UniqueFd> states = {};      ///< --recover=rank: memory that outlives each worker, by local rank
+};
 
-  // By local rank, or empty.
-  std::vector<int> heartbeat_fds, status_fds, round_fds;
-  std::vector<int> state_fds;  ///< memory that outlives the worker, with round_fds
-  std::vector<std::vector<int>> cpus;
-  std::vector<std::string> visible_gpus;  ///< --virtual-local-rank: values of gpu_variable, with LOCAL_RANK=0
+/// The workers' ends of their descriptors, by index; empty: none.
+struct WorkerEnds {
+  std::vector<UniqueFd> heartbeats, statuses, rounds;
+
+  /// Once the worker has inherited them.
+  void close(std::size_t index) {
+    for (auto* ends : {&heartbeats, &statuses, &rounds})
+      if (index < ends->size()) (*ends)[index].reset();
+  }
 };
 
 /// How many workers to start. throws UsageError for one per GPU without a GPU
@@ -88,7 +92,11 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
 /// Their environment is ddprun's without an outer launcher's variables, plus torchrun's variables, the job's
 /// id (appended to an outer job's) and, unless set already, TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and, for
 /// several workers, OMP_NUM_THREADS: each worker's share of the CPUs (torchrun's 1 leaves CPUs idle).
-std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
-                                     const Topology& topology);
+///
+/// error_files  of each worker; absolute
+/// store_fd     bound socket of the master port, for rank 0; -1: none
+std::vector<WorkerSpec> plan_workers(const JobPlan& job, const Round& round,
+                                     const std::vector<std::filesystem::path>& error_files, int store_fd = -1,
+                                     const WorkerEnds& ends = {});
 
 }  // namespace ddprun::launcher

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/rendezvous/admission.h"
 
@@ -100,6 +100,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       fail(*failed, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
+      check_invariant(unfinished_ > 0, "a member that succeeds was unfinished");
       node.state = State::kSucceeded;
       --unfinished_;
     }
@@ -164,6 +165,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (join.node_rank) ranks_.erase(*join.node_rank);
   by_id_.erase(join.id);
   nodes_.erase(gone);
+  check_invariant(state != State::kReady || ready_ > 0, "a ready node was counted as one");
   if (state == State::kReady) --ready_;
   if (!ended_ && !hands_over_at_ && in_minority())
     return end(LaunchError::kOwnFailure,
@@ -220,6 +222,7 @@ End Coordinator::last_word(bool stood_by) const {
 
 /// Advances the state, whatever event led to it.
 void Coordinator::check_progress(Time now) {
+  check_invariants();
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
   if (ended_ || resigned_ || hands_over_at_) return;
   if (phase_ == Phase::kRunning) take_joiners_along(now);
@@ -229,6 +232,19 @@ void Coordinator::check_progress(Time now) {
   }
   if (phase_ == Phase::kPausing && now >= pause_end_) begin_forming(now);
   if (phase_ == Phase::kForming) form(now);
+}
+
+/// Those that take constant time, after each event.
+void Coordinator::check_invariants() const {
+  check_invariant(ready_ <= nodes_.size(), "no more nodes are ready than have joined");
+  check_invariant(unfinished_ <= members_.size(), "no more members are unfinished than the round has");
+  check_invariant(members_.size() <= max_nodes(), "a round has at most --nnodes members");
+  check_invariant(ranks_.size() <= nodes_.size(), "each node rank belongs to a node that has joined");
+  check_invariant(by_id_.size() <= nodes_.size(), "each id belongs to a node that has joined");
+  const bool has_round = phase_ != Phase::kForming && phase_ != Phase::kPausing && phase_ != Phase::kStopping;
+  check_invariant(!has_round || (!members_.empty() && round_ >= first_round_),
+                  "a round that runs has members");
+  check_invariant(!ended_ || (ended_->exit_code >= 0 && ended_->exit_code <= 255), "an exit code has 8 bits");
 }
 
 /// Restarts for late joiners once the job is full or --last-call has passed, unless some nodes have finished.
@@ -268,6 +284,7 @@ void Coordinator::form(Time now) {
 }
 
 void Coordinator::close_round() {
+  check_invariant(ready_ == nodes_.size(), "all nodes are ready when a round closes");
   std::vector<Nodes::value_type*> ready;
   for (auto& entry : nodes_) ready.push_back(&entry);
   if (ready.size() > max_nodes()) {  // members of the last round always fit
@@ -291,6 +308,7 @@ void Coordinator::close_round() {
     entry->second.was_in_round = true;
     members_.push_back(entry->first);
   }
+  check_invariant(!members_.empty(), "a round has members");
   unfinished_ = members_.size();
   ready_ -= members_.size();
   lead_round(/*in_place=*/"");
@@ -324,6 +342,7 @@ bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& r
     if (fits && (spare == nullptr || node.order < spare->second.order)) spare = &entry;
   }
   if (spare == nullptr) return false;
+  check_invariant(ready_ > 0, "a spare is ready");
   spare->second.state = State::kInRound;
   spare->second.was_in_round = true;
   --ready_;
@@ -346,6 +365,7 @@ void Coordinator::abandon_round(Time now) {
 }
 
 void Coordinator::start_round(int port, Time now) {
+  check_invariant(phase_ == Phase::kLeading, "a round starts once its leader has a port");
   if (takes_over()) voters_ = former_members();
   std::erase_if(former_voters_, [&](const auto& former) { return beats_ - former.first >= kBeatsToLoss; });
   former_voters_.emplace_back(beats_, std::exchange(voters_, members_));
@@ -381,6 +401,7 @@ void Coordinator::start_round(int port, Time now) {
     ++start.group_rank;
     start.first_rank += node.join.workers;
   }
+  check_invariant(start.first_rank == start.world_size, "each rank belongs to one member");
 }
 
 void Coordinator::tick(Time now) {

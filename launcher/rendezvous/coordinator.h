@@ -127,6 +127,7 @@ class Coordinator {
   void remove(Nodes::iterator gone, const std::string& reason, Time now);
   void fail(const Failed& failed, Time now);
   void check_progress(Time now);
+  void check_invariants() const;
   void take_joiners_along(Time now);
   void begin_forming(Time now);
   void form(Time now);

@@ -1,8 +1,6 @@
 #include "launcher/rendezvous/message.h"
 
-#include <algorithm>
 #include <array>
-#include <climits>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>

@@ -125,7 +125,7 @@ struct Leave {
 /// What ddpctl shows about a worker. Decides nothing, and may be omitted.
 struct Summary {
   int round = 0;
-  std::string rank;  ///< JSON (launcher/status/nodes_board.h)
+  std::string rank;  ///< JSON (launcher/status/progress.h)
   bool operator==(const Summary&) const = default;
 };
 

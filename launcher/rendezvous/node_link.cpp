@@ -8,20 +8,16 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <cerrno>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/threads.h"
 #include "launcher/rendezvous/listen.h"

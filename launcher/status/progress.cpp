@@ -4,7 +4,6 @@
 #include <climits>
 #include <cstdio>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include <ddprun/common/files.h>

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <csignal>
 #include <system_error>
-#include <vector>
 
 #include <ddprun/common/text.h>
 #include "launcher/workers/job_processes.h"

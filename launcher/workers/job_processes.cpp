@@ -13,8 +13,6 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
-#include <iterator>
-#include <optional>
 #include <set>
 
 #include <ddprun/common/files.h>

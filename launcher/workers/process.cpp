@@ -11,13 +11,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstring>
-#include <string>
 #include <utility>
 
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/recovery.h>
 #include "launcher/host/cpus.h"
@@ -35,12 +34,14 @@ UniqueFd low_descriptors[4];                       // see reserve_low_descriptor
 
 /// Prepared before vfork: the child runs in our memory and must not allocate.
 struct ChildSetup {
-  const ProcessSpec& spec;
+  const char* program;
+  const WorkerSpec& worker;
   char* const* argv;
   char* const* env;
   int standard_fds[3];
   const std::vector<int>& inherited_fds;  // ascending
   const CpuSet& cpus;
+  int announce_fd;
   unsigned highest_fd;      // highest one that the child needs
   bool shares_descriptors;  // with us, until it makes its own table
   pid_t launcher;
@@ -90,8 +91,8 @@ bool has_close_range() {
 }
 
 /// The child between vfork and execve: system calls only, since it shares the parent's memory.
-[[noreturn]] void run_child(const ChildSetup& setup) {
-  const ProcessSpec& spec = setup.spec;
+int run_child(void* argument) {
+  const auto& setup = *static_cast<const ChildSetup*>(argument);
   // Our own table of descriptors. Copying only the low ones keeps the start of many workers linear.
   if (setup.shares_descriptors &&
       ::syscall(SYS_close_range, setup.highest_fd + 1, UINT_MAX, kCloseRangeUnshare) != 0)
@@ -101,26 +102,24 @@ bool has_close_range() {
   // that, and Ctrl-C reaches the worker only once, through ddprun.
   if (::setsid() < 0) fail_child(setup.failure, "setsid");
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(setup.failure, "prctl(PR_SET_PDEATHSIG)");
-  if (::getppid() != setup.launcher) ::_exit(1);                // ddprun died before the prctl
-  if (spec.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
+  if (::getppid() != setup.launcher) ::_exit(1);                        // ddprun died before the prctl
+  if (setup.worker.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
   const pid_t pid = ::getpid();
   // Start even if the pipe is full or its reader is dead.
-  if (spec.announce_fd >= 0) [[maybe_unused]]
-    const auto ignored = ::write(spec.announce_fd, &pid, sizeof pid);
+  if (setup.announce_fd >= 0) [[maybe_unused]]
+    const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
   if (!set_standard_streams(setup.standard_fds)) fail_child(setup.failure, "dup2");
   if (!keep_descriptors(setup.inherited_fds)) fail_child(setup.failure, "fcntl");
-  if (!spec.cpus.empty() && ::sched_setaffinity(0, setup.cpus.bytes(), setup.cpus.data()) != 0)
+  if (!setup.worker.cpus.empty() && ::sched_setaffinity(0, setup.cpus.bytes(), setup.cpus.data()) != 0)
     fail_child(setup.failure, "sched_setaffinity");
   if (inherited_descriptor_limit) ::setrlimit(RLIMIT_NOFILE, &*inherited_descriptor_limit);
   reset_signal_dispositions();
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execve(spec.path.c_str(), setup.argv, setup.env);
+  ::execve(setup.program, setup.argv, setup.env);
   fail_child(setup.failure, "execve");
 }
-
-int run_child_of(void* setup) { run_child(*static_cast<const ChildSetup*>(setup)); }
 
 // The sanitizers support vfork, but not a child that runs on its own stack in our memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -128,23 +127,6 @@ constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
-
-// Like vfork: the cost does not grow with our memory, and the child reports failure without a pipe. No signal
-// handler may run meanwhile: the caller blocks all signals. Unlike vfork's, the child shares our descriptors
-// until it makes its own table.
-[[gnu::noinline]] pid_t start_child(ChildSetup& setup) {
-  if (kSanitized) {
-    const pid_t pid = ::vfork();
-    if (pid == 0) run_child(setup);
-    return pid;
-  }
-  alignas(16) static char stack[1 << 16];
-  const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (setup.shares_descriptors ? CLONE_FILES : 0);
-  const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &setup);
-  if (pid >= 0 || errno != EINVAL || (flags & CLONE_FILES) == 0) return pid;
-  // QEMU's user mode, as in a container for another architecture, supports only forks.
-  return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &setup);
-}
 
 /// A copy of the descriptor at a low number if one is reserved. The caller's remains open.
 int low_copy(int fd, const UniqueFd& low) {
@@ -162,9 +144,10 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
 constexpr std::chrono::seconds kMostApart{60};
 
 /// What a process with `known` in its environment needs to become this worker.
-StandbyOrder order_of(const ProcessSpec& worker, const std::vector<std::string>& known) {
+StandbyOrder order_of(const WorkerSpec& worker, const StandardFds& fds,
+                      const std::vector<std::string>& known) {
   StandbyOrder order;
-  order.fds = {{"0", worker.stdin_fd}, {"1", worker.stdout_fd}, {"2", worker.stderr_fd}};
+  order.fds = {{"0", fds.in}, {"1", fds.out}, {"2", fds.err}};
   for (const std::string& text : worker.env) {
     if (std::find(known.begin(), known.end(), text) != known.end()) continue;
     const auto end = text.find('=');
@@ -196,25 +179,31 @@ bool lives(pid_t child) {
 
 }  // namespace
 
-std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
-  const auto argv = pointers_to(spec.argv);
-  const auto env = pointers_to(spec.env);
-  std::vector<int> inherited = spec.inherited_fds;
+std::variant<Process, StartFailure> start_process(const std::string& program, const WorkerSpec& worker,
+                                                  const StandardFds& fds, int announce_fd) {
+  const auto argv = pointers_to(worker.argv);
+  const auto env = pointers_to(worker.env);
+  std::vector<int> inherited = worker.inherited_fds;
   std::sort(inherited.begin(), inherited.end());
-  const CpuSet cpus(spec.cpus);
+  check_invariant(!worker.argv.empty() && fds.in >= 0 && fds.out >= 0 && fds.err >= 0,
+                  "a process has a name and standard streams");
+  check_invariant(inherited.empty() || inherited.front() > STDERR_FILENO,
+                  "inherited descriptors lie above the standard ones");
+  const CpuSet cpus(worker.cpus);
   if (!has_close_range()) close_above_stderr_on_exec();
-  const int in = low_copy(spec.stdin_fd, low_descriptors[0]),
-            out = low_copy(spec.stdout_fd, low_descriptors[1]),
-            err = low_copy(spec.stderr_fd, low_descriptors[2]);
+  const int in = low_copy(fds.in, low_descriptors[0]), out = low_copy(fds.out, low_descriptors[1]),
+            err = low_copy(fds.err, low_descriptors[2]);
   const int highest =
-      std::max({STDERR_FILENO, in, out, err, spec.announce_fd, inherited.empty() ? 0 : inherited.back()});
+      std::max({STDERR_FILENO, in, out, err, announce_fd, inherited.empty() ? 0 : inherited.back()});
   volatile StartFailure failure;
-  ChildSetup setup{.spec = spec,
+  ChildSetup setup{.program = program.c_str(),
+                   .worker = worker,
                    .argv = argv.data(),
                    .env = env.data(),
                    .standard_fds = {in, out, err},
                    .inherited_fds = inherited,
                    .cpus = cpus,
+                   .announce_fd = announce_fd,
                    .highest_fd = static_cast<unsigned>(highest),
                    .shares_descriptors = has_close_range() && !kSanitized,
                    .launcher = ::getpid(),
@@ -222,7 +211,22 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  const pid_t pid = start_child(setup);
+  // Like vfork: the cost does not grow with our memory, and the child reports failure without a pipe. No
+  // signal handler may run meanwhile. Unlike vfork's, the child shares our descriptors until it makes its own
+  // table.
+  alignas(16) static char stack[1 << 16];
+  constexpr int kFlags = CLONE_VM | CLONE_VFORK | SIGCHLD;
+  pid_t pid = -1;
+  if (kSanitized) {
+    pid = ::vfork();
+    if (pid == 0) run_child(&setup);
+  } else {
+    const int shared = setup.shares_descriptors ? CLONE_FILES : 0;
+    pid = ::clone(run_child, stack + sizeof stack, kFlags | shared, &setup);
+    // QEMU's user mode, as in a container for another architecture, supports only forks.
+    if (pid < 0 && errno == EINVAL && shared != 0)
+      pid = ::clone(run_child, stack + sizeof stack, kFlags, &setup);
+  }
   const int clone_error = errno;
   for (const UniqueFd& low : low_descriptors)  // otherwise we would keep the worker's output open
     if (low && &low != &low_descriptors[3]) ::dup3(low_descriptors[3].get(), low.get(), O_CLOEXEC);
@@ -280,9 +284,10 @@ void reserve_low_descriptors() {
   for (UniqueFd& low : low_descriptors) low.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
 }
 
-void Standbys::keep(int count, ProcessSpec process, std::function<bool()> may_start) {
+void Standbys::keep(int count, std::string program, WorkerSpec worker, std::function<bool()> may_start) {
   count_ = static_cast<std::size_t>(count);
-  process_ = std::move(process);
+  program_ = std::move(program);
+  worker_ = std::move(worker);
   may_start_ = std::move(may_start);
   fill();
 }
@@ -307,12 +312,11 @@ void Standbys::start_one() {
   Standby standby{{}, UniqueFd(ends[0])};
   const UniqueFd theirs(ends[1]);
   const UniqueFd dev_null = open_dev_null(O_RDWR);
-  ProcessSpec process = process_;
+  WorkerSpec process = worker_;
   process.env.push_back("DDPRUN_STANDBY_FD=" + std::to_string(theirs.get()));
   process.inherited_fds = {theirs.get()};
-  process.stdin_fd = process.stdout_fd = process.stderr_fd = dev_null.get();
-  process.announce_fd = guard_.announce_fd();
-  auto started = start_process(process);
+  const StandardFds fds{dev_null.get(), dev_null.get(), dev_null.get()};
+  auto started = start_process(program_, process, fds, guard_.announce_fd());
   if (const auto* failure = std::get_if<StartFailure>(&started)) {
     log_warning("--standby: cannot start a process: " + std::string(failure->step) + ": " +
                 std::strerror(failure->error));
@@ -323,22 +327,19 @@ void Standbys::start_one() {
   waiting_.push_back(std::move(standby));
 }
 
-std::variant<Process, StartFailure> Standbys::start(const ProcessSpec& worker) {
+std::optional<Process> Standbys::become(const WorkerSpec& worker, const StandardFds& fds) {
   while (!waiting_.empty()) {
     Standby standby = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
     fill();
-    if (become(standby, worker)) return std::move(standby.process);
+    if (lives(standby.process.pid) && worker.argv == worker_.argv) {  // they differ with --expand
+      set_cpus(standby.process.pid, worker.cpus);
+      if (send_order(standby.channel.get(), order_of(worker, fds, worker_.env)))
+        return std::move(standby.process);
+    }
     lives(standby.process.pid) ? drop(standby) : lose(standby);
   }
-  return start_process(worker);
-}
-
-bool Standbys::become(const Standby& standby, const ProcessSpec& worker) const {
-  if (worker.argv != process_.argv) return false;  // --expand
-  if (!lives(standby.process.pid)) return false;
-  set_cpus(standby.process.pid, worker.cpus);
-  return send_order(standby.channel.get(), order_of(worker, process_.env));
+  return {};
 }
 
 void Standbys::lose(const Standby& standby) {

@@ -14,24 +14,14 @@
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/files.h>
 #include "launcher/events/clock.h"
-#include "launcher/host/cpus.h"
+#include "launcher/plan/launch_plan.h"
 #include "launcher/workers/guard.h"
 
 namespace ddprun::launcher {
 
-/// What to start. Strings are passed byte for byte.
-struct ProcessSpec {
-  std::string path;
-  std::vector<std::string> argv;
-  std::vector<std::string> env;  ///< "NAME=value"
-  int stdin_fd = 0;              ///< becomes its standard input
-  int stdout_fd = 1;
-  int stderr_fd = 2;
-  std::vector<int> inherited_fds = {};  ///< the only ones above 2 that it keeps, with the same numbers
-  bool traceable =
-      false;             ///< by our descendants, such as debuggers, even if Yama forbids it (ptrace_scope 1)
-  int announce_fd = -1;  ///< the new process writes its pid here before it runs the program; -1: nowhere
-  CpuList cpus = {};     ///< CPUs to run on; empty: ddprun's
+/// What becomes a process's standard streams.
+struct StandardFds {
+  int in = 0, out = 1, err = 2;
 };
 
 /// A worker's stdout and stderr, closed here once it has started; ddprun's own if unset.
@@ -53,10 +43,14 @@ struct StartFailure {
 };
 
 /// Starts a process as the leader of a new session, with default unblocked signals (an ignored SIGHUP stays
-/// ignored) and only the descriptors of the spec; the kernel kills it if ddprun dies. Returns once the child
+/// ignored) and only these descriptors and the worker's, which keep their numbers; the kernel kills it if
+/// ddprun dies. Returns once the child
 /// runs the new program, or has failed to. Call it from the main thread: the kernel sends the parent-death
 /// signal when the *thread* that started the child ends.
-std::variant<Process, StartFailure> start_process(const ProcessSpec& spec);
+///
+/// announce_fd  where the new process writes its pid before it runs the program; -1: nowhere
+std::variant<Process, StartFailure> start_process(const std::string& program, const WorkerSpec& worker,
+                                                  const StandardFds& fds, int announce_fd);
 
 /// Reaps the process if it has ended. Do not call it again once it has returned a status.
 std::optional<ExitStatus> try_reap(const Process& process);
@@ -83,12 +77,12 @@ class Standbys {
   /// Keeps this many of them from now on. They start one by one, a second apart: next to a starting worker
   /// they would slow it down. If one ends early, that pause doubles.
   ///
-  /// process    as for a worker, without descriptors
+  /// worker     a worker's without its descriptors
   /// may_start  whether the program is known to stand by; asked before each start
-  void keep(int count, ProcessSpec process, std::function<bool()> may_start);
+  void keep(int count, std::string program, WorkerSpec worker, std::function<bool()> may_start);
 
-  /// Turns one of them into this worker, or starts a new process if none is available.
-  std::variant<Process, StartFailure> start(const ProcessSpec& worker);
+  /// Turns one of them into this worker; nullopt: none is available.
+  std::optional<Process> become(const WorkerSpec& worker, const StandardFds& fds);
 
   /// Ends them all.
   void end();
@@ -101,14 +95,14 @@ class Standbys {
 
   void fill();
   void start_one();
-  bool become(const Standby& standby, const ProcessSpec& worker) const;
   void lose(const Standby& standby);
   void drop(const Standby& standby);
 
   Guard& guard_;
   Timer timer_;
   std::size_t count_ = 0;
-  ProcessSpec process_;
+  std::string program_;
+  WorkerSpec worker_;  ///< what each of them is started as
   std::function<bool()> may_start_;
   std::vector<Standby> waiting_;
   std::chrono::seconds apart_{1};

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
 #include "launcher/events/launch_error.h"
 
@@ -67,6 +68,7 @@ WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 std::optional<StartFailed> WorkerGroup::start(const std::string& program,
                                               const std::vector<WorkerSpec>& specs,
                                               const std::function<WorkerOutputs(std::size_t)>& open_output) {
+  check_invariant(workers_.empty(), "a group starts its workers once");
   specs_ = specs;
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -85,18 +87,18 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
                                                      Standbys* standbys) {
   const WorkerSpec& spec = specs_[index];
   const UniqueFd dev_null = open_dev_null(O_RDONLY);
-  ProcessSpec process{program, spec.argv, spec.env};
-  process.stdin_fd = spec.reads_stdin && may_read_stdin() ? STDIN_FILENO : dev_null.get();
-  if (output.out) process.stdout_fd = output.out.get();
-  if (output.err) process.stderr_fd = output.err.get();
-  process.inherited_fds = spec.inherited_fds;
-  process.traceable = spec.traceable;
-  process.announce_fd = guard_.announce_fd();
-  process.cpus = spec.cpus;
-  auto started = standbys != nullptr ? standbys->start(process) : start_process(process);
-  if (const auto* failure = std::get_if<StartFailure>(&started))
-    return start_failed(program, spec.rank, *failure);
-  worker.process = std::move(std::get<Process>(started));
+  StandardFds fds;
+  fds.in = spec.reads_stdin && may_read_stdin() ? STDIN_FILENO : dev_null.get();
+  if (output.out) fds.out = output.out.get();
+  if (output.err) fds.err = output.err.get();
+  if (auto standby = standbys != nullptr ? standbys->become(spec, fds) : std::nullopt) {
+    worker.process = *std::move(standby);
+  } else {
+    auto started = start_process(program, spec, fds, guard_.announce_fd());
+    if (const auto* failure = std::get_if<StartFailure>(&started))
+      return start_failed(program, spec.rank, *failure);
+    worker.process = std::move(std::get<Process>(started));
+  }
   worker.started = JobEvents::Clock::now();
   worker.attempt = attempt_;
   if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
@@ -107,6 +109,8 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
 std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int round,
                                                        const std::string& program, WorkerOutputs output,
                                                        Standbys& standbys) {
+  check_invariant(index < workers_.size() && workers_[index].status,
+                  "only a worker that has ended is replaced");
   attempt_ = round;
   Worker worker;
   if (auto failed = start_worker(index, program, std::move(output), worker, &standbys)) return *failed;
@@ -125,12 +129,12 @@ std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int ro
 }
 
 asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
-    std::optional<JobEvents::Clock::time_point> deadline, const FindHung& find_hung,
-    const PeerEndReason& peer_end_reason, const Interrupted& interrupted) {
+    std::optional<JobEvents::Clock::time_point> deadline, const FindHung& find_hung, Peers& peers) {
   auto next_look = JobEvents::Clock::time_point::max();
   for (;;) {
-    if (auto ended = peer_end_reason ? peer_end_reason() : std::nullopt) co_return *std::move(ended);
-    if (interrupted && workers_.size() == specs_.size() && interrupted()) co_return std::nullopt;
+    check_invariant(workers_.size() <= specs_.size(), "each worker was planned");
+    if (auto ended = peers.end_reason()) co_return *std::move(ended);
+    if (workers_.size() == specs_.size() && peers.begins_round()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
@@ -180,6 +184,7 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
   log_warning(ranks_left() + " did not end " + when + ": sending SIGKILL");
   signal_to_end(SIGKILL);
   co_await groups_gone(JobEvents::Clock::now() + kKillTimeout, /*can_hurry=*/false);
+  check_invariant(ending_signals_.back() == SIGKILL, "SIGKILL is the last signal that a worker gets");
   co_return processes_left();
 }
 
@@ -219,6 +224,7 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
 /// Handles an event, whatever the group is waiting for.
 void WorkerGroup::handle(const JobEvent& event) {
   if (const auto* exited = std::get_if<WorkerExited>(&event)) {
+    check_invariant(exited->index < workers_.size(), "only a started worker ends");
     record_exit(exited->index);
     workers_[exited->index].exit_seen = true;
     has_child_ended_ = true;  // it may have hidden others in the kernel's list
@@ -285,6 +291,7 @@ std::optional<std::size_t> WorkerGroup::running_worker(pid_t pid) const {
 }
 
 void WorkerGroup::check_group(Worker& worker) {
+  check_invariant(worker.status.has_value(), "a group is not gone while its leader lives");
   if (worker.group_gone || signal_group(worker.process, 0)) return;
   worker.group_gone = true;
   guard_.forget(worker.process.pid);

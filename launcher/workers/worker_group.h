@@ -27,11 +27,15 @@ namespace ddprun::launcher {
 /// Called again at the time it returns.
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
 
-/// Called after each event: why the job's other nodes want the workers to end, if they do.
-using PeerEndReason = std::function<std::optional<EndedByPeers>()>;
-
-/// Called after each event: whether wait() should return for another reason.
-using Interrupted = std::function<bool()>;
+/// The job's other nodes, asked after each event; on a single node there are none.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  /// Why they want the workers to end, if they do.
+  virtual std::optional<EndedByPeers> end_reason() { return {}; }
+  /// Whether they begin a round in which lost workers are replaced.
+  virtual bool begins_round() { return false; }
+};
 
 /// A started worker.
 struct Worker {
@@ -78,11 +82,9 @@ class WorkerGroup {
   void record_exits();
 
   /// Waits until all workers succeed, one fails, a signal ends the job, the deadline passes, workers hang, or
-  /// the other nodes end the attempt. nullopt: interrupted
+  /// the other nodes end the attempt. nullopt: they begin a round
   boost::asio::awaitable<std::optional<AttemptEnd>> wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                                         const FindHung& find_hung,
-                                                         const PeerEndReason& peer_end_reason,
-                                                         const Interrupted& interrupted);
+                                                         const FindHung& find_hung, Peers& peers);
 
   /// Signals every worker, and the rest of its group once its program has ended or half of the grace period
   /// has passed (SIGTERM if that ignores the signal then); sends SIGKILL after it or the user's second

@@ -5,11 +5,7 @@
 
 #include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <cerrno>
-#include <system_error>
 #include <utility>
-
-#include "launcher/events/clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

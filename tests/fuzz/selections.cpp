@@ -1,8 +1,8 @@
 // The small languages of --redirects and --tee, --local-ranks-filter, the line filters, --restart-on-codes
 // and Slurm's lists: one text, read as each of them.
 #include <ddprun/common/errors.h>
-#include "launcher/cli/options.h"
 #include "launcher/cli/node_options.h"
+#include "launcher/cli/options.h"
 #include "launcher/events/restart_policy.h"
 #include "tests/fuzz/fuzz.h"
 

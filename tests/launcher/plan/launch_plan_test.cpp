@@ -20,19 +20,24 @@ bool sets(const WorkerSpec& spec, const std::string& name) {
                      [&](const std::string& variable) { return variable.rfind(name + "=", 0) == 0; });
 }
 
-LaunchContext context_of(std::vector<std::string> environment) {
-  LaunchContext context;
-  context.program = {"train", "--lr", "\xff"};
-  context.environment = std::move(environment);
-  context.job_id = "job";
-  for (int i = 0; i < 16; ++i) context.error_files.push_back("/tmp/errors/" + std::to_string(i));
-  context.store_fd = 9;
-  return context;
-}
+/// A job whose program is `train`.
+struct PlannedJob {
+  Options options;
+  std::vector<std::string> environment;
+  JobPlan plan{options, environment, {"/bin/train", {"train", "--lr", "\xff"}}, {8, 0}, {}, "job"};
+
+  explicit PlannedJob(std::vector<std::string> inherited) : environment(std::move(inherited)) {}
+  std::vector<WorkerSpec> workers(const Round& round) const {
+    std::vector<std::filesystem::path> error_files;
+    for (int i = 0; i < 16; ++i) error_files.push_back("/tmp/errors/" + std::to_string(i));
+    return plan_workers(plan, round, error_files, 9);
+  }
+};
 
 std::vector<WorkerSpec> plan(int workers, std::vector<std::string> environment, int cpus = 8) {
-  return plan_workers(context_of(std::move(environment)), static_round(0, workers, "", 12345, "the-run"),
-                      {cpus, 0});
+  PlannedJob job(std::move(environment));
+  job.plan.topology.cpus = cpus;
+  return job.workers(static_round(0, workers, "", 12345, "the-run"));
 }
 
 TEST_CASE("the number of workers is the number asked for, or counted", "[launch_plan]") {
@@ -48,11 +53,10 @@ TEST_CASE("the number of workers is the number asked for, or counted", "[launch_
 
 TEST_CASE("with --virtual-local-rank each worker is told of its GPU as the vendor's runtime wants it",
           "[launch_plan]") {
-  LaunchContext context = context_of({"HIP_VISIBLE_DEVICES=0,1", "ROCR_VISIBLE_DEVICES=2,3"});
-  context.visible_gpus = {"2", "3"};
-  Topology topology{8, 2};
-  topology.gpu_variable = "ROCR_VISIBLE_DEVICES";
-  const auto specs = plan_workers(context, static_round(0, 2, "", 12345, "run"), topology);
+  PlannedJob job({"HIP_VISIBLE_DEVICES=0,1", "ROCR_VISIBLE_DEVICES=2,3"});
+  job.plan.placement.visible_gpus = {"2", "3"};
+  job.plan.topology.gpu_variable = "ROCR_VISIBLE_DEVICES";
+  const auto specs = job.workers(static_round(0, 2, "", 12345, "run"));
   CHECK(has(specs[1], "ROCR_VISIBLE_DEVICES=3"));
   CHECK_FALSE(has(specs[1], "ROCR_VISIBLE_DEVICES=2,3"));
   CHECK_FALSE(sets(specs[1], "HIP_VISIBLE_DEVICES"));
@@ -61,13 +65,13 @@ TEST_CASE("with --virtual-local-rank each worker is told of its GPU as the vendo
 }
 
 TEST_CASE("workers know the signals that end the job, and the pipe of file timers", "[launch_plan]") {
-  LaunchContext context = context_of({"TORCHELASTIC_TIMER_FILE=/outer"});
-  context.ending_signals = {SIGTERM, SIGINT};
+  PlannedJob job({"TORCHELASTIC_TIMER_FILE=/outer"});
+  job.options.ending_signals = {SIGTERM, SIGINT};
   const Round round = static_round(0, 1, "", 12345, "the-run");
-  CHECK(has(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT"));
-  CHECK_FALSE(sets(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_TIMER_FILE"));
-  context.timer_file = "/run/timers";
-  CHECK(has(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_TIMER_FILE=/run/timers"));
+  CHECK(has(job.workers(round)[0], "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT"));
+  CHECK_FALSE(sets(job.workers(round)[0], "TORCHELASTIC_TIMER_FILE"));
+  job.plan.timer_file = "/run/timers";
+  CHECK(has(job.workers(round)[0], "TORCHELASTIC_TIMER_FILE=/run/timers"));
 }
 
 TEST_CASE("every worker runs the program with its own rank", "[launch_plan]") {
@@ -111,7 +115,7 @@ TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_pla
   round.group_world_size = 2;
   round.first_rank = 2;
   round.world_size = 4;
-  const auto specs = plan_workers(context_of({}), round, {8, 0});
+  const auto specs = PlannedJob({}).workers(round);
   CHECK(has(specs[0], "RANK=2"));
   CHECK(has(specs[0], "LOCAL_RANK=0"));
   CHECK(has(specs[0], "GROUP_RANK=1"));
@@ -129,7 +133,7 @@ TEST_CASE("where a node has several ddpruns each has its part of the local ranks
   round.first_role_rank = 2;
   round.role_world_size = 6;
   round.restart_count = 3;
-  const auto specs = plan_workers(context_of({}), round, {8, 0});
+  const auto specs = PlannedJob({}).workers(round);
   REQUIRE(specs.size() == 1);
   for (const char* variable : {"RANK=5", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", "WORLD_SIZE=8", "ROLE_RANK=2",
                                "ROLE_WORLD_SIZE=6", "TORCHELASTIC_RESTART_COUNT=3"})

@@ -1,4 +1,4 @@
-#include "launcher/outcome/root_cause.h"
+#include "launcher/job/attempt.h"
 
 #include "tests/support/catch.h"
 
