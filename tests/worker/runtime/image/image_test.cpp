@@ -26,8 +26,8 @@ TEST_CASE("a grid shows every pixel of its pictures, enlarged", "[image_grid]") 
 }
 
 TEST_CASE("a grid's captions are below their pictures, on a transparent ground", "[image_grid]") {
-  const auto grid =
-      draw_image_grid({{make_image(28, 28, 1), "pred 3 / true 3"}, {make_image(28, 28, 1), "no", true}}, "samples");
+  const auto grid = draw_image_grid(
+      {{make_image(28, 28, 1), "pred 3 / true 3"}, {make_image(28, 28, 1), "no", true}}, "samples");
   CHECK(grid.title == "samples");
   REQUIRE(grid.captions.size() == 2);
   const auto& [x, y, width, text, wrong] = grid.captions[1];

@@ -1,4 +1,4 @@
-#include <ddprun/report/axis.h>
+#include <ddprun/report/charts.h>
 
 #include <cmath>
 #include <limits>
