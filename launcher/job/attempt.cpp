@@ -16,8 +16,8 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/events/threads.h"
 #include "launcher/events/launch_error.h"
+#include "launcher/events/threads.h"
 #include "launcher/host/processes.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/outcome/stack_dump.h"

@@ -17,8 +17,8 @@
 #include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/threads.h"
-#include "launcher/job/attempt.h"
 #include "launcher/host/processes.h"
+#include "launcher/job/attempt.h"
 #include "launcher/outcome/failure_report.h"
 
 namespace ddprun::launcher {

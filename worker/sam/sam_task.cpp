@@ -16,8 +16,8 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/dataset_files.h>
 #include <ddprun/common/settings/command.h>
+#include <ddprun/data/dataset_files.h>
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/mask_loss.h"

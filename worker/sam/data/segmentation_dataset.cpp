@@ -13,10 +13,10 @@
 #include <system_error>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/dataset.h>
-#include <ddprun/image/image_files.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
+#include <ddprun/data/dataset.h>
+#include <ddprun/image/image_files.h>
 
 namespace ddprun::sam {
 namespace {

@@ -12,6 +12,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/image/image_files.h>
 #include <ddprun/report/metric_sink.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/run.h>
@@ -249,12 +250,12 @@ TEST_CASE(
     first->stop_after = 3;
     options.callbacks = {first};
     fit(task, options, group);
-    ensure(first->calls == "ssve", first->calls);  // the first epoch was enough
+    ensure(first->calls == "ssve", first->calls.c_str());  // the first epoch was enough
     const auto second = std::make_shared<Seen>();
     options.callbacks = {second};
     options.checkpoint.resume = "auto";
     options.epochs = 3;
     fit(task, options, group);
-    ensure(second->calls == "ssvessvessve", second->calls);
+    ensure(second->calls == "ssvessvessve", second->calls.c_str());
   });
 }

@@ -130,9 +130,9 @@ bool equal(const c10::IValue& ours, const json& python) {
 
 /// Goes on by one tick of the golden run: a step while it warms up or where the schedule counts steps, else
 /// an epoch of four steps.
-class Run {
+class ScheduleRun {
  public:
-  Run(const json& golden, Optimizer& optimizer)
+  ScheduleRun(const json& golden, Optimizer& optimizer)
       : golden_(golden), options_(schedule_options_of(golden)), schedule_(optimizer, options_) {}
 
   LrSchedule& schedule() { return schedule_; }
@@ -182,7 +182,7 @@ TEST_CASE("learning rates and states are those of PyTorch's schedulers", "[lr_sc
   for (const auto& golden : test::read_golden("lr_schedule/schedules.json")) {
     CAPTURE(golden["kind"], golden["arguments"].dump(), golden["unit"], golden["warmup"].dump());
     const auto optimizer = make_optimizer(golden["optimizer"]);
-    Run run(golden, *optimizer);
+    ScheduleRun run(golden, *optimizer);
     check_now(golden, 0, *optimizer);
     CHECK(equal_dicts(run.schedule().state_dict(), golden["states"][0]));
     const auto touch = golden["touch"].get<std::vector<std::size_t>>();
@@ -200,7 +200,7 @@ TEST_CASE("a schedule goes on from its state and the optimizer's as if it had no
   for (const auto& golden : test::read_golden("lr_schedule/schedules.json")) {
     CAPTURE(golden["kind"], golden["arguments"].dump(), golden["unit"], golden["warmup"].dump());
     const auto first = make_optimizer(golden["optimizer"]), second = make_optimizer(golden["optimizer"]);
-    Run before(golden, *first), after(golden, *second);
+    ScheduleRun before(golden, *first), after(golden, *second);
     const std::size_t half = 6;  // where a warm-up has just ended
     for (std::size_t tick = 1; tick <= half; ++tick) before.tick(tick);
     const auto lrs = lrs_of(*first);
