@@ -24,8 +24,8 @@
 #include <ddprun/common/standby.h>
 #include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
-#include <ddprun/ddp/replica_check.h>
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/ddp/checks.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>

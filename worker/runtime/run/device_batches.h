@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include <ddprun/ddp/output_tensors.h>
+#include <ddprun/ddp/model_tensors.h>
 
 namespace ddprun {
 

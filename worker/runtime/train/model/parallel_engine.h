@@ -12,7 +12,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/join.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/optim/ema.h>
 #include <ddprun/train/state/checkpoint.h>

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/nan_check.h>
-#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/checks.h>
+#include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/state/checkpoint.h>

@@ -4,7 +4,7 @@
 #include <set>
 #include <stdexcept>
 
-#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/ddp/model_tensors.h>
 
 namespace ddprun::train {
 namespace {
