@@ -12,9 +12,9 @@
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/data/prefetcher.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>

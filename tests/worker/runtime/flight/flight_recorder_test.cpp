@@ -151,12 +151,8 @@ TEST_CASE("a dump is read back as it was written", "[flight]") {
   const auto group = recorder.add_group("world", {0, 1, 2});
   recorder.expect_buckets(group, {20});
   recorder.set_completed(recorder.begin(group, all_reduce(5)));
-  recorder.begin(group, {.op = "broadcast",
-                         .dtype = "long",
-                         .elements = 6,
-                         .tensors = 2,
-                         .shape = {2, 3},
-                         .peer = 1});
+  recorder.begin(
+      group, {.op = "broadcast", .dtype = "long", .elements = 6, .tensors = 2, .shape = {2, 3}, .peer = 1});
   const FlightDump dump{1, 3, "a reason", epoch_now_ns(), recorder.records(), recorder.groups()};
   const auto read = parse_flight_dump(to_json(dump));
   CHECK(read.rank == 1);

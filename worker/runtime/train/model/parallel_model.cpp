@@ -11,8 +11,8 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/checks.h>
+#include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/model_tensors.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>

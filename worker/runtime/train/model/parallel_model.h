@@ -5,9 +5,9 @@
 #include <memory>
 #include <optional>
 
-#include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/state/checkpoint.h>
