@@ -15,7 +15,6 @@
 #include <ddprun/common/worker_env.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/group/collectives.h>
 
 using namespace ddprun;

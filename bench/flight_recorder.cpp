@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <ddprun/ddp/nan_check.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/flight/flight_recorder.h>
 #include "tests/support/run_ranks.h"
 #include "worker/models/classifiers.h"
@@ -39,7 +39,7 @@ void measure_ring() {
   std::vector<double> values;
   ddp::FlightRecorder recorder;
   const auto group = recorder.add_group("world");
-  const ddp::Collective call{.op = "all_reduce", .dtype = "Float", .elements = 1000, .tensors = 1};
+  const ddp::CollectiveRecord call{.op = "all_reduce", .dtype = "float", .elements = 1000, .tensors = 1};
   for (int round = 0; round < 11; ++round)
     values.push_back(microseconds(100000, [&] {
       const auto id = recorder.begin(group, call);

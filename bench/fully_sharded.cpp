@@ -18,7 +18,7 @@
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/sharding/fully_sharded.h>
-#include <ddprun/sharding/operator_watch.h>
+#include <ddprun/sharding/gather_schedule.h>
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
 

@@ -1,5 +1,5 @@
 // Four ranks from one program without a launcher, like torch.multiprocessing.spawn in Python.
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/process_group.h>

@@ -6,6 +6,7 @@
 
 #include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/rounds.h>
 #include <ddprun/group/signal_thread.h>

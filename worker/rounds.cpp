@@ -12,8 +12,8 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/ddp/replica_check.h>
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/ddp/checks.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/estimate.h>

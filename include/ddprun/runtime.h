@@ -10,13 +10,10 @@
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/data/prefetcher.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/nan_check.h>
-#include <ddprun/ddp/powersgd_hook.h>
-#include <ddprun/ddp/replica_check.h>
 #include <ddprun/ddp/sync_batch_norm.h>
-#include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>

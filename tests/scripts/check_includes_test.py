@@ -42,7 +42,7 @@ class CheckIncludes(unittest.TestCase):
             # An area includes only itself and common.
             ("common/a.cpp", '#include "launcher/cli/options.h"', "may not include launcher/cli"),
             ("launcher/job/a.cpp", '#include "worker/config/config.h"', "may not include worker/config"),
-            ("launcher/job/a.cpp", "#include <ddprun/ddp/join.h>", "may not include worker/runtime/ddp"),
+            ("launcher/job/a.cpp", "#include <ddprun/ddp/distributed_data_parallel.h>", "may not include worker/runtime/ddp"),
             # Within an area, a room includes only earlier rooms.
             ("common/a.cpp", "#include <ddprun/common/settings/command.h>", "may not include common/settings"),
             ("launcher/cli/a.cpp", '#include "launcher/plan/program.h"', "may not include launcher/plan"),
@@ -52,7 +52,7 @@ class CheckIncludes(unittest.TestCase):
             ("worker/models/a.h", "#  include <ddprun/train/loop/trainer.h>", "may not include worker/runtime/train/loop"),
             # Some rooms see fewer.
             ("worker/runtime/report/a.cpp", "#include <ddprun/image/image.h>", "may not include worker/runtime/image"),
-            ("worker/precompiled/a.h", "#include <ddprun/ddp/join.h>", "may not include worker/runtime/ddp"),
+            ("worker/precompiled/a.h", "#include <ddprun/ddp/distributed_data_parallel.h>", "may not include worker/runtime/ddp"),
             # Headers of common and the library are spelled as users spell them.
             ("launcher/job/a.cpp", '#include "common/files.h"', "expected <ddprun/...> as users do"),
             ("worker/runtime/ddp/a.cpp", '#include "worker/runtime/ddp/join.h"', "expected <ddprun/...> as users do"),
@@ -60,7 +60,7 @@ class CheckIncludes(unittest.TestCase):
             # Libraries that a room must not see.
             ("common/a.cpp", "#include <boost/asio.hpp>", "common is free of torch and Boost"),
             ("launcher/cli/a.cpp", "#include <torch/torch.h>", "the launcher links no LibTorch"),
-            ("worker/models/a.h", "#include <ddprun/ddp/join.h>", "through SyncBatchNorm only"),
+            ("worker/models/a.h", "#include <ddprun/ddp/distributed_data_parallel.h>", "through SyncBatchNorm only"),
             ("worker/runtime/ddp/a.cpp", "#include <boost/asio.hpp>", "no Boost but its CRC"),
             ("worker/runtime/image/a.cpp", "#include <torch/types.h>", "pictures are plain buffers"),
             ("worker/runtime/report/a.cpp", "#include <torch/types.h>", "reports are of plain values"),

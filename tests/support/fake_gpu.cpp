@@ -10,7 +10,7 @@
 // It is as strict as CUDA: an operator whose tensors are on different devices fails, and anything that makes
 // the process wait for the GPU fails where set_sync_debug_mode() forbids it. Gloo does what NCCL would, and
 // fake_graph.h what a CUDA graph would.
-#include <ddprun/group/cuda_plugin.h>
+#include <ddprun/group/cuda_backend.h>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

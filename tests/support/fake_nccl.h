@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include <ddprun/group/cuda_plugin.h>
+#include <ddprun/group/cuda_backend.h>
 #include "tests/support/fake_graph.h"
 
 namespace ddprun::test::fake {

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include <ddprun/group/shared_memory.h>
 #include <ddprun/group/shared_sum.h>
 
 // LibTorch's additions are not instrumented: these take their places, for SharedSum's tensors of floats.

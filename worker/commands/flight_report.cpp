@@ -79,10 +79,9 @@ void report_group(const Dumps& dumps, const std::string& group, const std::vecto
   const auto wait = waited(dumps, *finding);
   const bool transient = only_missing(*finding) && !any_failed(dumps, *finding) && wait < kPatienceNs;
   report.culprit = report.culprit || !transient;
-  std::string line = name + finding->call.op + " #" + std::to_string(finding->sequence) +
-                     describe(finding->call).substr(finding->call.op.size()) + ": ";
-  line += describe_culprits(*finding, transient ? "had not arrived yet" : "did not arrive", " instead");
-  report.lines.push_back(line);
+  report.lines.push_back(
+      name + describe_with_number(finding->call) + ": " +
+      describe_culprits(*finding, transient ? "had not arrived yet" : "did not arrive", " instead"));
   if (!finding->waiting.empty())
     report.lines.push_back(name + ddp::describe_ranks(finding->waiting) + " waited there, up to " +
                            ddp::seconds_text(wait));

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/flight_recorder.h>
 
 namespace ddprun::worker {
 

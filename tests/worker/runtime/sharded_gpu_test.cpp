@@ -12,11 +12,9 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/join.h>
-#include <ddprun/ddp/nan_check.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/spawn.h>
 #include <ddprun/sharding/fully_sharded.h>

@@ -23,7 +23,6 @@
 
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/sharding/fully_sharded.h>
 

@@ -15,8 +15,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/ddp/replicated_state.h>
-#include <ddprun/ddp/scale_gradients.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
@@ -130,28 +129,231 @@ std::shared_ptr<Reducer> make_reducer(const std::vector<torch::Tensor>& paramete
                                    /*use_python_reducer=*/false, options.bucket_bytes_list);
 }
 
+/// Makes a mean gradient in a bucket the parameter's own.
+///
+/// mean  of the parameter's shape, but laid out in memory as the parameter
+void take_gradient(const at::Tensor& parameter, const at::Tensor& mean) {
+  parameter.mutable_grad() =
+      parameter.is_non_overlapping_and_dense()
+          ? mean.as_strided(parameter.sizes(), parameter.strides(), mean.storage_offset())
+          : mean;
+}
+
 }  // namespace
 
 /// A rank alone has no reducer (ProcessGroup::communicates()).
 struct DistributedDataParallel::Engine {
-  Engine(const ModelTensors& model, const ProcessGroup& group, const Options& options);
-  ~Engine();
-  void gradient_computed(std::size_t parameter);
+  Engine(const ModelTensors& model, const ProcessGroup& group, const Options& options)
+      : model(model), group(group), options(options) {
+    const auto limits = bucket_limits(options);
+    const auto state = replicated_state(model, options.ignore);
+    if (group.size() > 1 && options.init_sync) check_same_module(group, state);
+    check_suitable(state);
+    if (!group.communicates()) return;
+    if (options.init_sync)
+      broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
 
-  void before_forward(bool synchronize, std::optional<std::int64_t> samples);
-  void after_forward(bool synchronize, const OutputVisitor& visit_output);
-  void start_static_graph();
+    broadcasts_buffers = broadcasts_buffers_next = options.broadcast_buffers && !state.buffers.empty();
+    for (const auto& [name, tensor] : state.parameters) {
+      if (!tensor.requires_grad()) continue;
+      parameters.push_back(tensor);
+      names.push_back(name);
+    }
+    const auto expect_sparse = expect_sparse_gradients(model, parameters);
+    has_sparse_gradients = std::ranges::find(expect_sparse, true) != expect_sparse.end();
+    reducer = make_reducer(parameters, names, expect_sparse, group, options, limits);
+    logger = std::make_shared<c10d::Logger>(reducer);
+    reducer->set_logger(logger);
+    if (!group.device().is_cuda()) reducer->set_ddp_runtime_logging_sample_rate(kSampleRate);
+    logger->set_construction_data_and_log(model.name, {}, -1, options.broadcast_buffers,
+                                          /*has_sync_bn=*/false, options.static_graph);
+    seen_in_forward.resize(parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      hooks.push_back(parameters[i].register_hook([this, i](const at::Tensor&) { gradient_computed(i); }));
+  }
+
+  ~Engine() {
+    for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].remove_hook(hooks[i]);
+  }
+
+  /// Runs in backward, before the parameter's gradient is accumulated; each device has a thread.
+  void gradient_computed(std::size_t parameter) {
+    if (reduces_at_end.exchange(false))
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { reducer->delay_all_reduce(); });
+    const auto* only = torch::autograd::get_current_graph_task_exec_info();
+    if (only != nullptr && !only->empty()) return;  // from autograd::grad(), as for gradient checkpointing
+    if (std::exchange(seen_in_forward[parameter], forwards) != forwards) {
+      if (++gradients == parameters.size()) LeaveAtOnce::end();
+      return;
+    }
+    // No forward() of this led to it: the ranks would silently drift apart.
+    if (std::exchange(warned, true)) return;
+    log_warning(
+        "DistributedDataParallel: the gradient of " + names[parameter] +
+        " comes from a forward pass that the other ranks do not share: call the DistributedDataParallel, "
+        "not its module");
+  }
+
+  void before_forward(bool synchronize, std::optional<std::int64_t> samples_here) {
+    const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
+    forwards += training ? 1 : 0;
+    gradients = 0;
+    if (reduces) {
+      if (options.static_graph && iterations == 0) start_static_graph();
+      logger->set_runtime_stats_and_log();
+      reducer->prepare_for_forward();
+      ++iterations;
+    }
+    samples = training && samples_here ? std::optional<double>(*samples_here) : std::nullopt;
+    if (join) {
+      announce_step(reduces, training, samples.value_or(0));
+      reducer->set_forward_pass_work_handle(active_ranks->work(), join->divide_by_initial_world_size);
+    } else if (samples) {
+      samples_of_all.emplace(group, device(), std::vector<double>{*samples});
+    }
+    if (training) rebuild_buckets();
+    if (broadcasts_buffers_next) broadcast_buffers(join ? common_rank(true) : 0);
+  }
+
+  void after_forward(bool synchronize, const OutputVisitor& visit_output) {
+    const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
+    broadcasts_buffers_next = reduces && broadcasts_buffers;
+    if (!training) return;
+    const auto scale = samples ? gradient_scale() : at::Tensor();
+    const bool look_for_unused = reduces && finds_unused();
+    std::vector<torch::Tensor*> outputs;
+    if (look_for_unused || samples) {
+      visit_output([&](torch::Tensor& tensor) {
+        if (tensor.defined() && tensor.grad_fn()) outputs.push_back(&tensor);
+      });
+      if (outputs.empty())
+        throw std::invalid_argument(
+            std::string("DistributedDataParallel: ") + (samples ? "samples" : "find_unused_parameters") +
+            ": expected a tensor with a gradient in the result of forward's function, "
+            "got none; your own types need a visit_tensors()");
+    }
+    std::vector<torch::Tensor> used_by;
+    if (look_for_unused)
+      for (const auto* output : outputs) used_by.push_back(*output);
+    // Without this call the next backward's gradients stay local, which is how no_sync() works.
+    if (reduces) {
+      reducer->prepare_for_backward(used_by);
+      expect_buckets(*group.handle(), logger->get_bucket_sizes());
+    }
+    if (look_for_unused || scale.defined()) scale_gradients(outputs, scale);
+  }
+
+  /// Only right before the first forward whose gradients are reduced: until the first reduction ends, the
+  /// reducer counts how often each gradient arrives, to expect as many in every step. It must not count
+  /// earlier ones from no_sync().
+  void start_static_graph() {
+    reducer->set_static_graph();
+    logger->set_static_graph();
+    reduces_at_end = true;
+  }
+
   void rebuild_buckets() { has_rebuilt_buckets |= reducer->rebuild_buckets(); }
-  void begin_join(const JoinOptions& options);
-  bool shadow_step(const std::function<void()>& after_step);
-  void take_final_state(bool made_most_steps);
-  void end_join();
+
+  void begin_join(const JoinOptions& join_options) {
+    if (join) throw std::invalid_argument("join: expected to be called once at a time");
+    if (has_sparse_gradients || options.skip_all_reduce_unused_parameters)
+      throw std::invalid_argument(
+          "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
+    if (!reducer) return;
+    join = join_options;
+    logger->set_uneven_input_join();
+  }
+
+  /// False once no rank has input.
+  bool shadow_step(const std::function<void()>& after_step) {
+    if (!reducer) return false;
+    if (options.static_graph && iterations == 0)
+      throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
+    if (PendingSum(group, device(), {0}).wait()[0] == 0) return false;
+    const auto step = PendingSum(group, device(), {0, 0, 0}).wait();
+    const bool reduces = step[0] != 0, training = step[1] != 0;
+    if (join->throw_on_early_termination) throw_if_any_ended(true);
+    if (training) rebuild_buckets();
+    if (broadcasts_buffers_next) broadcast_buffers(common_rank(false));
+    broadcasts_buffers_next = reduces && broadcasts_buffers;
+    if (reduces) reduce_zeros(/*take=*/after_step != nullptr);
+    if (reduces && after_step) after_step();
+    return true;
+  }
+
+  void take_final_state(bool made_most_steps) {
+    if (!reducer) return;
+    const int source = common_rank(made_most_steps);
+    torch::NoGradGuard no_grad;
+    broadcast_from(group, replicated_state(model, options.ignore).tensors(options.broadcast_buffers), source);
+  }
+
+  void end_join() {
+    if (!join) return;
+    join.reset();
+    // Divide by the number of all ranks again.
+    reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
+  }
+
   at::Device device() const { return parameters[0].device(); }
-  void announce_step(double reduces, double training, double samples);
-  at::Tensor gradient_scale();
-  void broadcast_buffers(int source);
-  void throw_if_any_ended(bool this_one);
-  void reduce_zeros(bool take);
+
+  void announce_step(double reduces, double training, double samples_here) {
+    active_ranks.emplace(group, device(), std::vector<double>{1});
+    samples_of_all.emplace(group, device(), std::vector<double>{reduces, training, samples_here});
+    if (join->throw_on_early_termination) throw_if_any_ended(false);
+  }
+
+  /// A scalar on the device, in double.
+  at::Tensor gradient_scale() {
+    const auto all = samples_of_all->sum().select(0, -1);
+    if (join && !join->divide_by_initial_world_size) return *samples * active_ranks->sum().select(0, 0) / all;
+    return torch::full({}, *samples * group.size(), all.options()) / all;
+  }
+
+  void broadcast_buffers(int source) {
+    torch::NoGradGuard no_grad;
+    broadcast_from(group, replicated_buffers(model, options.ignore), source);
+  }
+
+  void throw_if_any_ended(bool this_one) {
+    const auto ended = all_gather(group, this_one ? 1.0 : 0.0);
+    std::vector<int> ranks;
+    for (std::size_t rank = 0; rank < ended.size(); ++rank)
+      if (ended[rank] != 0) ranks.push_back(static_cast<int>(rank));
+    if (!ranks.empty())
+      throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
+  }
+
+  /// Takes part in the other ranks' backward.
+  ///
+  /// take  with the mean gradients as this rank's; parameters that no rank used have none
+  void reduce_zeros(bool take) {
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
+    auto buckets = reducer->get_grad_buckets(/*return_zero_tensors=*/true);
+    for (auto& bucket : buckets) pending.push_back(reducer->run_comm_hook(bucket));
+    for (const auto& future : pending) future->waitAndThrow();
+    std::vector<torch::Tensor> used;
+    if (finds_unused()) {
+      used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
+      group.handle()->allreduce(used)->wait();
+      used[0] = used[0].cpu();
+    }
+    if (take) {
+      const auto indices = logger->get_per_bucket_variable_indices();
+      for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+      for (std::size_t i = 0; i < buckets.size(); ++i) {
+        auto mean = c10d::detail::parseCppCommHookResult(pending[i]->value());
+        buckets[i].setBuffer(mean);
+        const auto gradients = buckets[i].getGradients();
+        for (std::size_t j = 0; j < gradients.size(); ++j)
+          if (const auto index = indices[i][j];
+              used.empty() || used[0][static_cast<std::int64_t>(index)].item<int>() > 0)
+            take_gradient(parameters[index], gradients[j]);
+      }
+    }
+    reducer->push_rebuilt_params_for_all_indices();
+  }
+
   /// The highest candidate.
   int common_rank(bool candidate) const {
     return static_cast<int>(all_reduce_max(group, {candidate ? static_cast<double>(group.rank()) : -1.0})[0]);
@@ -182,159 +384,6 @@ struct DistributedDataParallel::Engine {
   std::shared_ptr<c10d::Logger> logger;      // refers to the reducer, so is destroyed first
   std::atomic<bool> reduces_at_end = false;  // of the next backward: the first of a static graph
 };
-
-DistributedDataParallel::Engine::Engine(const ModelTensors& model, const ProcessGroup& group,
-                                        const Options& options)
-    : model(model), group(group), options(options) {
-  const auto limits = bucket_limits(options);
-  const auto state = replicated_state(model, options.ignore);
-  if (group.size() > 1 && options.init_sync) check_same_module(group, state);
-  check_suitable(state);
-  if (!group.communicates()) return;
-  if (options.init_sync)
-    broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
-
-  broadcasts_buffers = broadcasts_buffers_next = options.broadcast_buffers && !state.buffers.empty();
-  for (const auto& [name, tensor] : state.parameters) {
-    if (!tensor.requires_grad()) continue;
-    parameters.push_back(tensor);
-    names.push_back(name);
-  }
-  const auto expect_sparse = expect_sparse_gradients(model, parameters);
-  has_sparse_gradients = std::ranges::find(expect_sparse, true) != expect_sparse.end();
-  reducer = make_reducer(parameters, names, expect_sparse, group, options, limits);
-  logger = std::make_shared<c10d::Logger>(reducer);
-  reducer->set_logger(logger);
-  if (!group.device().is_cuda()) reducer->set_ddp_runtime_logging_sample_rate(kSampleRate);
-  logger->set_construction_data_and_log(model.name, {}, -1, options.broadcast_buffers,
-                                        /*has_sync_bn=*/false, options.static_graph);
-  seen_in_forward.resize(parameters.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    hooks.push_back(parameters[i].register_hook([this, i](const at::Tensor&) { gradient_computed(i); }));
-}
-
-DistributedDataParallel::Engine::~Engine() {
-  for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].remove_hook(hooks[i]);
-}
-
-/// Runs in backward, before the parameter's gradient is accumulated; each device has a thread.
-void DistributedDataParallel::Engine::gradient_computed(std::size_t parameter) {
-  if (reduces_at_end.exchange(false))
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { reducer->delay_all_reduce(); });
-  const auto* only = torch::autograd::get_current_graph_task_exec_info();
-  if (only != nullptr && !only->empty()) return;  // from autograd::grad(), as for gradient checkpointing
-  if (std::exchange(seen_in_forward[parameter], forwards) != forwards) {
-    if (++gradients == parameters.size()) LeaveAtOnce::end();
-    return;
-  }
-  // No forward() of this led to it: the ranks would silently drift apart.
-  if (std::exchange(warned, true)) return;
-  log_warning(
-      "DistributedDataParallel: the gradient of " + names[parameter] +
-      " comes from a forward pass that the other ranks do not share: call the DistributedDataParallel, "
-      "not its module");
-}
-
-/// Only right before the first forward whose gradients are reduced: until the first reduction ends, the
-/// reducer counts how often each gradient arrives, to expect as many in every step. It must not count earlier
-/// ones from no_sync().
-void DistributedDataParallel::Engine::start_static_graph() {
-  reducer->set_static_graph();
-  logger->set_static_graph();
-  reduces_at_end = true;
-}
-
-void DistributedDataParallel::Engine::before_forward(bool synchronize,
-                                                     std::optional<std::int64_t> samples_here) {
-  const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
-  forwards += training ? 1 : 0;
-  gradients = 0;
-  if (reduces) {
-    if (options.static_graph && iterations == 0) start_static_graph();
-    logger->set_runtime_stats_and_log();
-    reducer->prepare_for_forward();
-    ++iterations;
-  }
-  samples = training && samples_here ? std::optional<double>(*samples_here) : std::nullopt;
-  if (join) {
-    announce_step(reduces, training, samples.value_or(0));
-    reducer->set_forward_pass_work_handle(active_ranks->work(), join->divide_by_initial_world_size);
-  } else if (samples) {
-    samples_of_all.emplace(group, device(), std::vector<double>{*samples});
-  }
-  if (training) rebuild_buckets();
-  if (broadcasts_buffers_next) broadcast_buffers(join ? common_rank(true) : 0);
-}
-
-void DistributedDataParallel::Engine::after_forward(bool synchronize, const OutputVisitor& visit_output) {
-  const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
-  broadcasts_buffers_next = reduces && broadcasts_buffers;
-  if (!training) return;
-  const auto scale = samples ? gradient_scale() : at::Tensor();
-  const bool look_for_unused = reduces && finds_unused();
-  std::vector<torch::Tensor*> outputs;
-  if (look_for_unused || samples) {
-    visit_output([&](torch::Tensor& tensor) {
-      if (tensor.defined() && tensor.grad_fn()) outputs.push_back(&tensor);
-    });
-    if (outputs.empty())
-      throw std::invalid_argument(std::string("DistributedDataParallel: ") +
-                                  (samples ? "samples" : "find_unused_parameters") +
-                                  ": expected a tensor with a gradient in the result of forward's function, "
-                                  "got none; your own types need a visit_tensors()");
-  }
-  std::vector<torch::Tensor> used_by;
-  if (look_for_unused)
-    for (const auto* output : outputs) used_by.push_back(*output);
-  // Without this call the next backward's gradients stay local, which is how no_sync() works.
-  if (reduces) {
-    reducer->prepare_for_backward(used_by);
-    expect_buckets(*group.handle(), logger->get_bucket_sizes());
-  }
-  if (look_for_unused || scale.defined()) scale_gradients(outputs, scale);
-}
-
-/// Takes part in the other ranks' backward.
-///
-/// take  with the mean gradients as this rank's; parameters that no rank used have none
-void DistributedDataParallel::Engine::reduce_zeros(bool take) {
-  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
-  auto buckets = reducer->get_grad_buckets(/*return_zero_tensors=*/true);
-  for (auto& bucket : buckets) pending.push_back(reducer->run_comm_hook(bucket));
-  for (const auto& future : pending) future->waitAndThrow();
-  std::vector<torch::Tensor> used;
-  if (finds_unused()) {
-    used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
-    group.handle()->allreduce(used)->wait();
-    used[0] = used[0].cpu();
-  }
-  if (take) {
-    const auto indices = logger->get_per_bucket_variable_indices();
-    for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-    for (std::size_t i = 0; i < buckets.size(); ++i) {
-      auto mean = c10d::detail::parseCppCommHookResult(pending[i]->value());
-      buckets[i].setBuffer(mean);
-      const auto gradients = buckets[i].getGradients();
-      for (std::size_t j = 0; j < gradients.size(); ++j)
-        if (const auto index = indices[i][j];
-            used.empty() || used[0][static_cast<std::int64_t>(index)].item<int>() > 0)
-          take_gradient(parameters[index], gradients[j]);
-    }
-  }
-  reducer->push_rebuilt_params_for_all_indices();
-}
-
-/// A scalar on the device, in double.
-at::Tensor DistributedDataParallel::Engine::gradient_scale() {
-  const auto all = samples_of_all->sum().select(0, -1);
-  if (join && !join->divide_by_initial_world_size) return *samples * active_ranks->sum().select(0, 0) / all;
-  return torch::full({}, *samples * group.size(), all.options()) / all;
-}
-
-void DistributedDataParallel::Engine::broadcast_buffers(int source) {
-  torch::NoGradGuard no_grad;
-  broadcast_from(group, replicated_buffers(model, options.ignore), source);
-}
 
 DistributedDataParallel::DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group,
                                                  const Options& options)
@@ -422,62 +471,6 @@ void Join::finish(const std::function<void()>& after_step) {
   ddp_.engine_->take_final_state(/*made_most_steps=*/steps == 0);
   ddp_.engine_->end_join();
   ended_ = true;
-}
-
-void DistributedDataParallel::Engine::begin_join(const JoinOptions& join_options) {
-  if (join) throw std::invalid_argument("join: expected to be called once at a time");
-  if (has_sparse_gradients || options.skip_all_reduce_unused_parameters)
-    throw std::invalid_argument(
-        "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
-  if (!reducer) return;
-  join = join_options;
-  logger->set_uneven_input_join();
-}
-
-void DistributedDataParallel::Engine::end_join() {
-  if (!join) return;
-  join.reset();
-  // Divide by the number of all ranks again.
-  reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
-}
-
-void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
-  active_ranks.emplace(group, device(), std::vector<double>{1});
-  samples_of_all.emplace(group, device(), std::vector<double>{reduces, training, samples_here});
-  if (join->throw_on_early_termination) throw_if_any_ended(false);
-}
-
-/// False once no rank has input.
-bool DistributedDataParallel::Engine::shadow_step(const std::function<void()>& after_step) {
-  if (!reducer) return false;
-  if (options.static_graph && iterations == 0)
-    throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
-  if (PendingSum(group, device(), {0}).wait()[0] == 0) return false;
-  const auto step = PendingSum(group, device(), {0, 0, 0}).wait();
-  const bool reduces = step[0] != 0, training = step[1] != 0;
-  if (join->throw_on_early_termination) throw_if_any_ended(true);
-  if (training) rebuild_buckets();
-  if (broadcasts_buffers_next) broadcast_buffers(common_rank(false));
-  broadcasts_buffers_next = reduces && broadcasts_buffers;
-  if (reduces) reduce_zeros(/*take=*/after_step != nullptr);
-  if (reduces && after_step) after_step();
-  return true;
-}
-
-void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
-  const auto ended = all_gather(group, this_one ? 1.0 : 0.0);
-  std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < ended.size(); ++rank)
-    if (ended[rank] != 0) ranks.push_back(static_cast<int>(rank));
-  if (!ranks.empty())
-    throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
-}
-
-void DistributedDataParallel::Engine::take_final_state(bool made_most_steps) {
-  if (!reducer) return;
-  const int source = common_rank(made_most_steps);
-  torch::NoGradGuard no_grad;
-  broadcast_from(group, replicated_state(model, options.ignore).tensors(options.broadcast_buffers), source);
 }
 
 }  // namespace ddprun::ddp

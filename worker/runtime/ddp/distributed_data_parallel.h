@@ -4,13 +4,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ddprun/ddp/join.h>
+#include <c10/util/ScopeExit.h>
+
 #include <ddprun/ddp/model_tensors.h>
-#include <ddprun/ddp/output_tensors.h>
 #include <ddprun/group/process_group.h>
 
 namespace c10d {
@@ -18,6 +19,55 @@ class CommHookInterface;
 }
 
 namespace ddprun::ddp {
+
+class DistributedDataParallel;
+
+/// Thrown on every rank when one runs out of input and JoinOptions::throw_on_early_termination is set.
+class UnevenInputs : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct JoinOptions {
+  /// Divide gradients by the number of all ranks, so that every sample counts the same; if false, by the
+  /// number of ranks that still have input.
+  bool divide_by_initial_world_size = true;
+  /// Throw UnevenInputs on every rank as soon as one runs out of input: for modules with other collectives,
+  /// such as SyncBatchNorm, in which that rank could not take part.
+  bool throw_on_early_termination = false;
+};
+
+/// Training where ranks have different numbers of batches; see DistributedDataParallel::join(). The
+/// counterpart of torch.distributed.algorithms.Join.
+///
+///   auto join = ddp.join({});
+///   while (auto batch = loader.next()) { forward, backward, step }
+///   join.finish();
+///
+/// Every rank creates one and calls finish() once. Destroyed without it, as when an exception unwinds, it
+/// only ends this rank's part.
+class [[nodiscard]] Join {
+ public:
+  Join(DistributedDataParallel& ddp, const JoinOptions& options);
+  Join(const Join&) = delete;
+  ~Join();
+
+  /// This rank has no more input. Takes part in the other ranks' steps with zero gradients until no rank has
+  /// input; then copies the parameters and buffers of the rank with the most steps (the highest, if several)
+  /// to every rank.
+  ///
+  /// after_step  called after each of those steps that reduces gradients, with these as this rank's own: if
+  /// it
+  ///             takes the optimizer's step too, optimizer, averages and schedule stay the same on all ranks.
+  ///             Null: gradients stay as they are
+  /// throws  UnevenInputs; c10::Error; std::invalid_argument, on this rank only, if it never had input, with
+  ///         DistributedDataParallel::Options::static_graph
+  void finish(const std::function<void()>& after_step = {});
+
+ private:
+  DistributedDataParallel& ddp_;
+  bool ended_ = false;
+};
 
 /// Data-parallel training of one model (a torch::nn::Module, a torch::jit::Module, or ModelTensors): every
 /// rank computes gradients on its own batch, and they are averaged over the ranks bucket by bucket while
@@ -61,7 +111,8 @@ class DistributedDataParallel {
   ///         names an unknown parameter or buffer
   DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group, const Options& options);
   DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group);
-  DistributedDataParallel(DistributedDataParallel&&) noexcept;  ///< only while no NoSync or Join refers to it
+  DistributedDataParallel(
+      DistributedDataParallel&&) noexcept;  ///< only while no no_sync() or Join refers to it
   ~DistributedDataParallel();
 
   /// Reduces gradients by this hook instead of a plain all-reduce (comm_hooks.h). The same on every rank,
@@ -72,7 +123,7 @@ class DistributedDataParallel {
   /// Runs compute() as this step's forward pass and returns its result. Broadcasts buffers first, unless the
   /// previous forward ran without gradient or in no_sync(): once per accumulation, as in Python.
   ///
-  /// compute  returns a tensor, or a type that visit_output (output_tensors.h) supports
+  /// compute  returns a tensor, or a type that visit_output (model_tensors.h) supports
   /// samples  how many samples compute()'s mean is over. If given (on all ranks), gradients are the mean over
   ///          all samples of all ranks, even if batches differ in size: backward scales this rank's gradients
   ///          by samples x ranks / all samples. Does not scale the result. Costs a small all-reduce.
@@ -96,20 +147,10 @@ class DistributedDataParallel {
 
   /// For gradient accumulation: while the returned object lives, backward only adds to this rank's gradients.
   /// The next backward reduces the sum. Divide the loss by the number of micro-batches yourself.
-  class [[nodiscard]] NoSync {
-   public:
-    ~NoSync() { owner_.synchronize_ = previous_; }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    friend DistributedDataParallel;
-    explicit NoSync(DistributedDataParallel& owner)
-        : owner_(owner), previous_(std::exchange(owner.synchronize_, false)) {}
-    DistributedDataParallel& owner_;
-    bool previous_;
-  };
-  NoSync no_sync() { return NoSync(*this); }
+  auto no_sync() {
+    return c10::make_scope_exit(
+        [this, previous = std::exchange(synchronize_, false)] { synchronize_ = previous; });
+  }
 
   /// For ranks with different numbers of batches: see Join.
   Join join(const JoinOptions& options) { return Join(*this, options); }

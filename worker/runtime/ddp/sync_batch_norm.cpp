@@ -12,7 +12,7 @@
 #include <ATen/ops/batch_norm_update_stats.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
-#include <ddprun/group/libtorch_versions.h>
+#include <ddprun/group/collectives.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/functional/batchnorm.h>
 #include <torch/types.h>

@@ -9,27 +9,12 @@
 namespace ddprun::ddp {
 namespace {
 
-using Calls = std::map<std::uint64_t, const CollectiveRecord*>;
+using Kind = FlightFinding::Rank::Kind;
 
 /// What must be the same on all ranks of a collective.
 auto signature(const CollectiveRecord& call) {
   return std::tuple(call.op, call.elements, call.dtype, call.tensors, call.peer);
 }
-
-struct Member {
-  const RankFlight* flight = nullptr;  ///< nullptr: nothing is known
-  Calls calls;                         ///< by sequence number
-
-  std::uint64_t last() const { return calls.empty() ? 0 : calls.rbegin()->first; }
-  /// The ring drops old calls: those before its first one are not missing.
-  bool forgot(std::uint64_t sequence) const { return !calls.empty() && sequence < calls.begin()->first; }
-  const CollectiveRecord* at(std::uint64_t sequence) const {
-    const auto found = calls.find(sequence);
-    return found == calls.end() ? nullptr : found->second;
-  }
-};
-
-using Members = std::map<int, Member>;
 
 /// The latest state of a rank; nullptr if nothing is known.
 const RankFlight* latest_flight(int rank, const std::vector<RankFlight>& flights) {
@@ -38,69 +23,58 @@ const RankFlight* latest_flight(int rank, const std::vector<RankFlight>& flights
   return found == flights.rend() ? nullptr : &*found;
 }
 
-Members members_of(const std::string& group, const std::vector<int>& ranks,
-                   const std::vector<RankFlight>& flights) {
-  Members members;
-  for (const int rank : ranks) {
-    auto& member = members[rank];
-    member.flight = latest_flight(rank, flights);
-    if (member.flight == nullptr) continue;
-    for (const auto& call : member.flight->collectives)
-      if (call.group == group && call.sequence > 0) member.calls[call.sequence] = &call;
-  }
-  return members;
+std::string does_not_answer(const std::vector<int>& ranks) {
+  return ranks.size() == 1 ? " has ended or does not answer" : " have ended or do not answer";
 }
 
-/// True if a rank has made this call and it has not completed there.
-bool somebody_waits(const Members& members, std::uint64_t sequence) {
-  return std::ranges::any_of(members, [&](const auto& member) {
-    const auto* call = member.second.at(sequence);
-    return call != nullptr && call->state != CollectiveState::kCompleted;
-  });
-}
+/// The ranks' calls with one number: who made which, and who has not made any.
+struct Calls {
+  std::map<int, const CollectiveRecord*> made;
+  std::vector<int> absent;
 
-bool ranks_part_at(const Members& members, std::uint64_t sequence) {
-  const CollectiveRecord* first = nullptr;
-  bool missing = false;
-  for (const auto& [rank, member] : members) {
-    const auto* call = member.at(sequence);
-    if (call == nullptr) {
-      missing = missing || !member.forgot(sequence);
-    } else if (first == nullptr) {
-      first = call;
-    } else if (signature(*call) != signature(*first)) {
-      return true;
-    }
-  }
-  return missing && somebody_waits(members, sequence);
-}
-
-/// The most frequent call with that number; among equally frequent ones, the lowest rank's.
-const CollectiveRecord* expected_call(const Members& members, std::uint64_t sequence,
-                                      std::optional<int> seen_by) {
-  if (seen_by) {
-    const auto found = members.find(*seen_by);
-    if (found != members.end() && found->second.at(sequence) != nullptr) return found->second.at(sequence);
-  }
-  const CollectiveRecord* best = nullptr;
-  std::ptrdiff_t most = 0;
-  for (const auto& [rank, member] : members) {
-    const auto* call = member.at(sequence);
-    if (call == nullptr) continue;
-    const auto same = std::ranges::count_if(members, [&](const auto& other) {
-      const auto* theirs = other.second.at(sequence);
-      return theirs != nullptr && signature(*theirs) == signature(*call);
+  /// True if some made different calls, or one is absent while another waits.
+  bool diverge() const {
+    const auto first = signature(*made.begin()->second);
+    return std::ranges::any_of(made, [&](const auto& each) {
+      return signature(*each.second) != first ||
+             (!absent.empty() && each.second->state != CollectiveState::kCompleted);
     });
-    if (same > most) best = call, most = same;
   }
-  return best;
+
+  /// That rank's call, else the most frequent one; among equally frequent ones, the lowest rank's.
+  const CollectiveRecord& expected(std::optional<int> seen_by) const {
+    if (seen_by && made.contains(*seen_by)) return *made.at(*seen_by);
+    const auto frequency = [this](const auto& each) {
+      return std::ranges::count_if(
+          made, [&](const auto& other) { return signature(*other.second) == signature(*each.second); });
+    };
+    return *std::ranges::max_element(made, {}, frequency)->second;
+  }
+};
+
+/// By number. The ring drops old calls: a rank is not absent where its ring does not reach back.
+std::map<std::uint64_t, Calls> calls_of(const std::string& group, const std::vector<int>& ranks,
+                                        const std::vector<RankFlight>& flights) {
+  std::map<std::uint64_t, Calls> calls;
+  std::map<int, std::uint64_t> oldest;
+  for (const int rank : ranks)
+    if (const auto* flight = latest_flight(rank, flights))
+      for (const auto& call : flight->collectives)
+        if (call.group == group && call.sequence > 0) {
+          calls[call.sequence].made[rank] = &call;
+          oldest.try_emplace(rank, call.sequence);
+        }
+  for (auto& [sequence, at] : calls)
+    for (const int rank : std::set(ranks.begin(), ranks.end()))
+      if (!at.made.contains(rank) && (!oldest.contains(rank) || oldest[rank] < sequence))
+        at.absent.push_back(rank);
+  return calls;
 }
 
 FlightFinding::Rank judge_absent(const std::string& group, int rank, const RankFlight* flight) {
-  using Kind = FlightFinding::Rank::Kind;
-  if (flight == nullptr) return {rank, Kind::kSilent, ""};
-  if (!flight->failure.empty()) return {rank, Kind::kFailed, flight->failure};
-  return {rank, flight->answers ? Kind::kMissing : Kind::kSilent, describe_position(group, *flight)};
+  if (flight == nullptr) return {Kind::kSilent, rank, ""};
+  if (!flight->failure.empty()) return {Kind::kFailed, rank, flight->failure};
+  return {flight->answers ? Kind::kMissing : Kind::kSilent, rank, describe_position(group, *flight)};
 }
 
 /// Names the ranks that made the call but have ended or failed since; "" if there are none.
@@ -114,35 +88,31 @@ std::string describe_ended(const std::vector<int>& members, const std::vector<Ra
     else if (!found->failure.empty())
       text += (text.empty() ? "" : "; ") + describe_ranks({rank}) + " has failed: " + found->failure;
   }
-  if (silent.empty()) return text;
-  return describe_ranks(silent) +
-         (silent.size() == 1 ? " has ended or does not answer" : " have ended or do not answer");
+  return silent.empty() ? text : describe_ranks(silent) + does_not_answer(silent);
 }
 
-std::string describe_without_board(const std::optional<FlightFinding>& finding,
+std::string describe_without_board(std::optional<FlightFinding> finding,
                                    const std::vector<RankFlight>& flights) {
-  std::string text = "rank 0, which keeps the store, has ended or does not answer";
-  if (const auto* flight = latest_flight(0, flights); flight != nullptr && !flight->failure.empty())
-    text = "rank 0, which keeps the store, has failed: " + flight->failure;
+  const auto* host = latest_flight(0, flights);
+  std::string text = "rank 0, which keeps the store, " + (host != nullptr && !host->failure.empty()
+                                                              ? "has failed: " + host->failure
+                                                              : "has ended or does not answer");
   if (!finding) return text;
-  FlightFinding known = *finding;  // the other ranks' silence no longer means anything
-  std::erase_if(known.culprits,
-                [](const auto& rank) { return rank.kind != FlightFinding::Rank::Kind::kDiffers; });
-  return text + (known.culprits.empty()
-                     ? ""
-                     : "; " + describe_culprits(known, "", " while this rank made that call"));
+  // The other ranks' silence no longer means anything.
+  std::erase_if(finding->culprits, [](const auto& rank) { return rank.kind != Kind::kDiffers; });
+  if (finding->culprits.empty()) return text;
+  return text + "; " + describe_culprits(*finding, "", " while this rank made that call");
 }
 
 /// For a send or recv, which has no number: only says where the other rank is.
-std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited_ns, std::vector<int> members,
-                               const std::vector<RankFlight>& flights) {
+std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited_ns,
+                               const std::vector<int>& members, const std::vector<RankFlight>& flights) {
   if (call.peer < 0) return "no rank sent it within " + seconds_text(waited_ns);
-  members = {members.at(static_cast<std::size_t>(call.peer))};
-  const auto ended = describe_ended(members, flights);
-  if (!ended.empty()) return ended;
-  return describe_ranks(members) + (call.op == "send" ? " did not take" : " did not send") + " it within " +
+  const std::vector<int> peer = {members.at(static_cast<std::size_t>(call.peer))};
+  if (const auto ended = describe_ended(peer, flights); !ended.empty()) return ended;
+  return describe_ranks(peer) + (call.op == "send" ? " did not take" : " did not send") + " it within " +
          seconds_text(waited_ns) + ": it is " +
-         describe_position(call.group, *latest_flight(members[0], flights));
+         describe_position(call.group, *latest_flight(peer[0], flights));
 }
 
 }  // namespace
@@ -157,37 +127,32 @@ std::string describe_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kNamed = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   const std::size_t named = std::min(ranks.size(), kNamed);
-  for (std::size_t i = 0; i < named; ++i) {
-    const bool last = i + 1 == ranks.size();
-    text += (i == 0 ? "" : last ? " and " : ", ") + std::to_string(ranks[i]);
-  }
+  for (std::size_t i = 0; i < named; ++i)
+    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
   if (ranks.size() > named) text += " and " + std::to_string(ranks.size() - named) + " others";
   return text;
+}
+
+std::string describe_with_number(const CollectiveRecord& call) {
+  const std::string number = call.sequence == 0 ? "" : " #" + std::to_string(call.sequence);
+  return call.op + number + describe(call).substr(call.op.size());
 }
 
 std::optional<FlightFinding> find_culprits(const std::string& group, const std::vector<int>& ranks,
                                            const std::vector<RankFlight>& flights,
                                            std::optional<int> seen_by) {
-  const Members members = members_of(group, ranks, flights);
-  std::set<std::uint64_t> sequences;
-  for (const auto& [rank, member] : members)
-    for (const auto& [sequence, call] : member.calls) sequences.insert(sequence);
-  const auto where = std::ranges::find_if(
-      sequences, [&](std::uint64_t sequence) { return ranks_part_at(members, sequence); });
-  if (where == sequences.end()) return std::nullopt;
-
-  FlightFinding finding{group, *where, *expected_call(members, *where, seen_by), {}, {}};
-  for (const auto& [rank, member] : members) {
-    const auto* call = member.at(*where);
-    if (call == nullptr && member.forgot(*where)) continue;
-    if (call == nullptr)
-      finding.culprits.push_back(judge_absent(group, rank, member.flight));
-    else if (signature(*call) == signature(finding.call))
+  const auto calls = calls_of(group, ranks, flights);
+  const auto where = std::ranges::find_if(calls, [](const auto& each) { return each.second.diverge(); });
+  if (where == calls.end()) return std::nullopt;
+  FlightFinding finding{group, where->first, where->second.expected(seen_by), {}, {}};
+  for (const auto& [rank, call] : where->second.made)
+    if (signature(*call) == signature(finding.call))
       finding.waiting.push_back(rank);
     else
-      finding.culprits.push_back({rank, FlightFinding::Rank::Kind::kDiffers, describe(*call)});
-  }
-  std::ranges::stable_sort(finding.culprits, [](const auto& a, const auto& b) { return a.kind < b.kind; });
+      finding.culprits.push_back({Kind::kDiffers, rank, describe(*call)});
+  for (const int rank : where->second.absent)
+    finding.culprits.push_back(judge_absent(group, rank, latest_flight(rank, flights)));
+  std::ranges::stable_sort(finding.culprits, {}, &FlightFinding::Rank::kind);
   return finding;
 }
 
@@ -201,35 +166,27 @@ std::string describe_position(const std::string& group, const RankFlight& flight
 
 std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_arrive,
                               const std::string& other_call) {
-  using Kind = FlightFinding::Rank::Kind;
-  // One group for each set of ranks with the same clause, in the order of their first ranks.
-  std::vector<std::pair<const FlightFinding::Rank*, std::vector<int>>> groups;
-  for (const auto& culprit : finding.culprits) {
-    const auto same = std::ranges::find_if(groups, [&](const auto& group) {
-      return group.first->kind == culprit.kind && group.first->text == culprit.text;
-    });
-    if (same == groups.end())
-      groups.push_back({&culprit, {culprit.rank}});
-    else
-      same->second.push_back(culprit.rank);
-  }
   std::string text;
-  for (const auto& [culprit, ranks] : groups) {
+  std::set<std::pair<Kind, std::string>> said;
+  for (const auto& culprit : finding.culprits) {
+    if (!said.emplace(culprit.kind, culprit.text).second) continue;
+    std::vector<int> ranks;  // of which the same is to be said
+    for (const auto& other : finding.culprits)
+      if (other.kind == culprit.kind && other.text == culprit.text) ranks.push_back(other.rank);
     const bool one = ranks.size() == 1;
     text += (text.empty() ? "" : "; ") + describe_ranks(ranks);
-    switch (culprit->kind) {
+    switch (culprit.kind) {
       case Kind::kDiffers:
-        text += " called " + culprit->text + other_call;
+        text += " called " + culprit.text + other_call;
         break;
       case Kind::kMissing:
-        text += " " + did_not_arrive + (one ? ": it is " : ": they are ") + culprit->text;
+        text += " " + did_not_arrive + (one ? ": it is " : ": they are ") + culprit.text;
         break;
       case Kind::kFailed:
-        text += std::string(one ? " has" : " have") + " failed: " + culprit->text;
+        text += (one ? " has failed: " : " have failed: ") + culprit.text;
         break;
       case Kind::kSilent:
-        text += one ? " has ended or does not answer" : " have ended or do not answer";
-        if (!culprit->text.empty()) text += ", last seen " + culprit->text;
+        text += does_not_answer(ranks) + (culprit.text.empty() ? "" : ", last seen " + culprit.text);
         break;
     }
   }

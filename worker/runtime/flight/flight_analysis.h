@@ -21,8 +21,8 @@ struct RankFlight {
 struct FlightFinding {
   struct Rank {
     enum class Kind { kDiffers, kMissing, kFailed, kSilent };
-    int rank = 0;
     Kind kind = Kind::kMissing;
+    int rank = 0;
     std::string text;  ///< kDiffers: its call; kFailed: its failure; else its position
   };
   std::string group;
@@ -56,6 +56,9 @@ std::string seconds_text(std::int64_t nanoseconds);
 
 /// "rank 1", "ranks 1 and 3", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 61 others"
 std::string describe_ranks(const std::vector<int>& ranks);
+
+/// "all_reduce #17 of 4096 float (bucket 2)"
+std::string describe_with_number(const CollectiveRecord& call);
 
 /// Why a collective failed, as one rank sees it: "rank 1 did not arrive within 30.0 s: it is at #16 (...)".
 ///

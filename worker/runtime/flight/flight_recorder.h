@@ -1,7 +1,8 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -19,36 +20,26 @@ enum class CollectiveState : std::uint8_t {
 };
 
 std::string_view to_text(CollectiveState state);
-std::optional<CollectiveState> collective_state(std::string_view text);
 
-/// One collective call, as it was made.
-struct Collective {
-  static constexpr std::size_t kMaxDims = 6;
-
-  const char* op = "";        ///< PyTorch's name: "all_reduce"; a literal
-  const char* dtype = "";     ///< PyTorch's name: "float"; a literal, "" without tensors
-  std::int64_t elements = 0;  ///< of all tensors handed in
-  std::int32_t tensors = 0;   ///< how many
-  std::int32_t dims = 0;      ///< of the first tensor; at most kMaxDims are kept
-  std::array<std::int64_t, kMaxDims> shape{};
-  std::int64_t bytes = 0;       ///< of all tensors handed in
-  int peer = -1;                ///< root, source or destination, if there is one
-  bool point_to_point = false;  ///< send and recv: only some ranks make the call
-  bool told_by_wait = false;    ///< only wait() reports that it has ended
-};
-
-/// A call as the ring returns it. Times are nanoseconds since the epoch, 0 if not yet.
+/// One call of a collective. Times are nanoseconds since the epoch, 0 if not yet.
 struct CollectiveRecord {
-  std::uint64_t sequence = 0;  ///< in its group, from 1; 0 for send and recv
-  std::string group;
-  std::string op, dtype;
-  std::int64_t elements = 0;
-  std::int64_t tensors = 0;
-  std::vector<std::int64_t> shape;
-  int peer = -1;
-  int bucket = -1;  ///< of DistributedDataParallel's gradients, if it reduces one
+  std::uint64_t sequence = 0;            ///< in its group, from 1; 0 for send and recv
+  std::string group = {};                ///< its name
+  std::string op = {};                   ///< PyTorch's name: "all_reduce"
+  std::string dtype = {};                ///< PyTorch's name: "float"; "" without tensors
+  std::int64_t elements = 0;             ///< of all tensors handed in
+  std::int64_t tensors = 0;              ///< how many
+  std::vector<std::int64_t> shape = {};  ///< of the first tensor
+  int peer = -1;                         ///< root, source or destination, if there is one
+  int bucket = -1;                       ///< of DistributedDataParallel's gradients, if it reduces one
   CollectiveState state = CollectiveState::kScheduled;
   std::int64_t created_ns = 0, ended_ns = 0;
+
+  // Not in the files.
+  std::size_t group_number = 0;
+  std::int64_t bytes = 0;       ///< of all tensors handed in
+  bool point_to_point = false;  ///< send and recv: only some ranks make the call
+  bool told_by_wait = false;    ///< only wait() reports that it has ended
 
   bool pending() const { return state == CollectiveState::kScheduled || state == CollectiveState::kStarted; }
 };
@@ -77,13 +68,14 @@ class FlightRecorder {
   /// The next all-reduces of these sizes, in this order, are the buckets of one backward.
   void expect_buckets(Group group, std::vector<std::int64_t> bucket_bytes);
 
-  Id begin(Group group, const Collective& call);
+  /// Adds a call; its group, sequence, bucket and created_ns are filled in.
+  Id begin(Group group, CollectiveRecord call);
   void set_started(Id id) { set_state(id, CollectiveState::kStarted); }
   void set_completed(Id id) { set_state(id, CollectiveState::kCompleted); }
   void set_failed(Id id) { set_state(id, CollectiveState::kFailed); }
 
   /// The newest `count`, or all; oldest first.
-  std::vector<CollectiveRecord> records(std::optional<std::size_t> count = std::nullopt) const;
+  std::vector<CollectiveRecord> records(std::size_t count = kDefaultCapacity) const;
 
   /// The most recent call.
   std::optional<Id> newest() const;
@@ -93,14 +85,6 @@ class FlightRecorder {
   std::optional<CollectiveRecord> first_pending(Id up_to) const;
 
  private:
-  struct Entry {
-    Collective call;
-    Group group = 0;
-    std::uint64_t sequence = 0;
-    int bucket = -1;
-    CollectiveState state = CollectiveState::kScheduled;
-    std::int64_t created_ns = 0, ended_ns = 0;
-  };
   struct GroupState {
     std::string name;
     std::vector<int> members;
@@ -109,15 +93,14 @@ class FlightRecorder {
     std::size_t next_bucket = 0;
   };
 
-  const Entry* find(Id id) const;
-  int bucket_of(GroupState& group, const Collective& call);
+  CollectiveRecord readable(CollectiveRecord call) const;
+  bool has(Id id) const { return id < next_ && next_ - id <= ring_.size(); }
   void set_state(Id id, CollectiveState state);
-  CollectiveRecord to_record(const Entry& entry) const;
 
   const std::size_t capacity_;
   mutable std::mutex mutex_;
   std::vector<GroupState> groups_;
-  std::vector<Entry> ring_;  // grows up to capacity_; the call of id i is at i % capacity_
+  std::vector<CollectiveRecord> ring_;  // grows up to capacity_; the call of id i is at i % capacity_
   Id next_ = 0;
 };
 
@@ -125,5 +108,37 @@ class FlightRecorder {
 FlightRecorder& flight_recorder();
 
 std::int64_t epoch_now_ns();
+
+/// The content of flight_RANK.json:
+///   {"version": 1, "rank", "world_size", "reason", "time", "groups": {NAME: [RANK, ...]}, "collectives": [
+///     {"sequence", "group", "op", "dtype", "elements", "tensors", "shape", "peer", "bucket", "state",
+///      "created", "ended"}, ...]}
+/// Times are seconds since the epoch; peer, bucket and ended are omitted where they do not apply.
+struct FlightDump {
+  int rank = 0;
+  int world_size = 1;
+  std::string reason;  ///< why it was written, one line
+  std::int64_t time_ns = 0;
+  std::vector<CollectiveRecord> collectives;            ///< oldest first
+  std::map<std::string, std::vector<int>> groups = {};  ///< their members, as ranks of the whole job
+};
+
+std::string to_json(const FlightDump& dump);
+
+/// throws  std::runtime_error, in one line, if the text is not such a document
+FlightDump parse_flight_dump(const std::string& text);
+
+/// Where this process writes its ring: $DDPRUN_FLIGHT_DIR; else the folder of TORCHELASTIC_ERROR_FILE (this
+/// worker's logs), unless the launcher deletes it; else the folder of set_flight_folder(); else nowhere.
+std::optional<std::filesystem::path> flight_folder();
+void set_flight_folder(const std::filesystem::path& folder);
+
+/// Called with the folder after each dump, to write another recorder's dump (NCCL's) too.
+void set_extra_flight_dump(std::function<void(const std::filesystem::path& folder)> dump);
+
+/// Writes this process's ring into the folder, atomically. Returns the file's path; nullopt without a folder,
+/// or, with a warning in the log, if writing fails.
+std::optional<std::filesystem::path> write_flight_dump(const FlightRecorder& recorder, int rank,
+                                                       int world_size, const std::string& reason) noexcept;
 
 }  // namespace ddprun::ddp

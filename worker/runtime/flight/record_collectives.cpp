@@ -3,19 +3,35 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
+#include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <ddprun/flight/flight_dump.h>
-#include <ddprun/flight/recording_backend.h>
+#include <ddprun/flight/watchdog.h>
 
 namespace ddprun::ddp {
 namespace {
+
+/// The error's first line, without c10's stack trace.
+std::string message_of(const std::exception_ptr& exception) {
+  std::string text = "unknown error";
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {
+  }
+  return text.substr(0, text.find('\n'));
+}
 
 /// While it lives, LibTorch logs no warnings: for a store that is gone it would print the stack.
 struct Quietly {
@@ -98,6 +114,24 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
                                 /*stops_watchdog=*/whole_job);
 }
 
+bool is_of_backend(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::DistError&) {
+    return true;
+  } catch (const std::exception& error) {
+    return std::string_view(typeid(error).name()).starts_with("N4gloo");  // LibTorch lacks its headers
+  } catch (...) {
+    return false;
+  }
+}
+
+std::exception_ptr explained(Watchdog& watchdog, std::uint64_t id, const std::vector<int>& members,
+                             const std::exception_ptr& cause) {
+  return std::make_exception_ptr(
+      C10_BUILD_ERROR(DistBackendError, watchdog.explain(id, members, message_of(cause))));
+}
+
 std::shared_ptr<Watchdog> current_watchdog() {
   const std::scoped_lock lock(current().mutex);
   return current().watchdog.lock();
@@ -116,7 +150,8 @@ std::exception_ptr explained_failure(const std::exception_ptr& cause) {
   if (!newest) return cause;
   const auto call = flight_recorder().first_pending(*newest);
   if (!call || !call->pending()) return cause;
-  return explained(*watchdog, *newest, flight_recorder().groups()[call->group], cause);
+  const auto members = flight_recorder().groups()[call->group];
+  return explained(*watchdog, *newest, members, cause);
 }
 
 void dump_flight(const std::string& reason) {

@@ -60,6 +60,14 @@ class NotRecorded {
   NotRecorded& operator=(const NotRecorded&) = delete;
 };
 
+/// Marks finished collectives of backends that do not report them (NCCL). Otherwise they are marked when the
+/// next one begins.
+void poll_recordings();
+
+/// Aborts the CPU collectives of all groups that this process has now: a rank whose host is silent closes no
+/// connection.
+std::function<void()> abort_of_cpu_groups();
+
 /// This process's watchdog; nullptr outside a job.
 std::shared_ptr<Watchdog> current_watchdog();
 
@@ -75,5 +83,22 @@ std::exception_ptr explained_failure(const std::exception_ptr& cause);
 
 /// Writes the rings of all ranks; only this rank's without a watchdog.
 void dump_flight(const std::string& reason);
+
+// For record_collectives() and explained_failure() themselves.
+
+/// members         the group's ranks, as ranks of the whole job
+/// stops_watchdog  its shutdown() stops the watchdog
+c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d::Backend> inner,
+                                                         std::size_t group, std::vector<int> members,
+                                                         std::shared_ptr<Watchdog> watchdog,
+                                                         bool stops_watchdog);
+
+/// False for an error of the program itself, which needs no other rank to explain it: no memory on the GPU,
+/// an earlier kernel.
+bool is_of_backend(const std::exception_ptr& cause);
+
+/// Turns the error of a failed collective into a c10::DistBackendError with Watchdog::explain()'s message.
+std::exception_ptr explained(Watchdog& watchdog, std::uint64_t id, const std::vector<int>& members,
+                             const std::exception_ptr& cause);
 
 }  // namespace ddprun::ddp

@@ -1,24 +1,21 @@
-#include <ddprun/flight/recording_backend.h>
+#include <ddprun/flight/record_collectives.h>
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <list>
+#include <functional>
+#include <map>
 #include <mutex>
-#include <string>
-#include <string_view>
-#include <typeinfo>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <ddprun/flight/record_collectives.h>
+#include <ddprun/flight/watchdog.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -26,40 +23,24 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// The error's first line, without c10's stack trace.
-std::string message_of(const std::exception_ptr& exception) {
-  std::string text = "unknown error";
-  try {
-    std::rethrow_exception(exception);
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    text = error.what();
-  } catch (...) {
-  }
-  return text.substr(0, text.find('\n'));
-}
-
 /// The call as the recorder stores it.
 ///
 /// peer  root, source or destination; -1: none
-Collective describe_call(const char* op, const Tensors& tensors, int peer = -1) {
-  Collective call{.op = op, .peer = peer};
-  call.tensors = static_cast<std::int32_t>(tensors.size());
+CollectiveRecord call_of(const char* op, const Tensors& tensors = {}, std::int64_t peer = -1) {
+  CollectiveRecord call{.op = op, .peer = static_cast<int>(peer)};
+  call.tensors = static_cast<std::int64_t>(tensors.size());
   for (const auto& tensor : tensors) {
     call.elements += tensor.numel();
     call.bytes += tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());  // a sparse one as if dense
   }
   if (tensors.empty()) return call;
-  const auto& first = tensors.front();
-  call.dtype = c10::toString(first.scalar_type());
-  call.dims = static_cast<std::int32_t>(std::min<std::size_t>(first.sizes().size(), Collective::kMaxDims));
-  std::copy_n(first.sizes().begin(), call.dims, call.shape.begin());
+  call.dtype = c10::toString(tensors[0].scalar_type());
+  call.shape = tensors[0].sizes().vec();
   return call;
 }
 
-Collective point_to_point(const char* op, const Tensors& tensors, int peer = -1) {
-  Collective call = describe_call(op, tensors, peer);
+CollectiveRecord point_to_point(const char* op, const Tensors& tensors, int peer = -1) {
+  CollectiveRecord call = call_of(op, tensors, peer);
   call.point_to_point = true;
   return call;
 }
@@ -69,15 +50,9 @@ using Future = c10::ivalue::Future;
 /// The time for works to end by themselves once their backend is aborted.
 constexpr std::chrono::milliseconds kAbortedWithin{200};
 
-std::exception_ptr backend_error(const std::string& message) {
-  try {
-    C10_THROW_ERROR(DistBackendError, message);
-  } catch (...) {
-    return std::current_exception();
-  }
+std::exception_ptr abort_error() {
+  return std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, "the process group was aborted"));
 }
-
-std::exception_ptr abort_error() { return backend_error("the process group was aborted"); }
 
 /// State shared by the works of one recorded group.
 struct Recording {
@@ -89,9 +64,8 @@ struct Recording {
   std::deque<std::pair<FlightRecorder::Id, WorkPtr>> pending = {};
   // -- where futures tell --
   std::condition_variable ended = {};
-  int running = 0;                  ///< collectives whose future is not complete
-  std::list<WorkPtr> passing = {};  ///< sends and receives that are waited for
-  std::list<std::pair<FlightRecorder::Id, c10::intrusive_ptr<Future>>> promised = {};  ///< to callers
+  int running = 0;                                            ///< collectives whose future is not complete
+  std::map<const void*, std::function<void()>> waiting = {};  ///< by future or work: how it fails
   std::atomic<bool> aborted = false;
   std::mutex aborting = {};
   c10d::Backend* backend = nullptr;  ///< null once destroyed
@@ -132,30 +106,16 @@ struct Recording {
     return ended.wait_for(lock, patience, [this] { return running == 0; });
   }
 
-  /// Waits for a send or receive, until abort().
-  bool pass(const WorkPtr& work, std::chrono::milliseconds timeout) {
-    std::unique_lock lock(mutex);
-    if (aborted) std::rethrow_exception(abort_error());
-    const auto entry = passing.insert(passing.end(), work);
-    lock.unlock();
-    const auto forget = c10::make_scope_exit([&] {
-      lock.lock();
-      passing.erase(entry);
-    });
-    if (!work->wait(timeout)) std::rethrow_exception(abort_error());
-    return true;
-  }
-
-  /// The future may also fail by abort().
-  void promise(FlightRecorder::Id id, const c10::intrusive_ptr<Future>& future) {
+  /// What abort() calls, unless removed before. False if it has run.
+  bool add_waiting(const void* key, std::function<void()> fail) {
     const std::scoped_lock lock(mutex);
-    if (aborted) return future->setError(abort_error());
-    promised.emplace_back(id, future);
+    if (!aborted) waiting.emplace(key, std::move(fail));
+    return !aborted;
   }
-  /// False if abort() has failed it.
-  bool keep_promise(FlightRecorder::Id id, const c10::intrusive_ptr<Future>& future) {
+  /// False if abort() has called it.
+  bool remove_waiting(const void* key) {
     const std::scoped_lock lock(mutex);
-    return std::erase(promised, std::pair(id, future)) > 0;
+    return waiting.erase(key) > 0;
   }
 
   /// Also fails, a moment later, whatever still waits: Gloo wakes nobody who waits for the rest of a message.
@@ -167,36 +127,28 @@ struct Recording {
     idle_within(kAbortedWithin);
     std::unique_lock lock(mutex);
     aborted = true;
-    for (const auto& work : passing) work->abort();
-    const auto waiting = std::exchange(promised, {});
+    const auto failing = std::exchange(waiting, {});
     lock.unlock();
-    for (const auto& [id, future] : waiting) future->setError(explain(id, abort_error()));
+    for (const auto& [key, fail] : failing) fail();
   }
 };
 
-struct Recordings {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<Recording>> all;
-};
-
-Recordings& recordings() {
-  static auto* const recordings = new Recordings;  // like flight_recorder()
-  return *recordings;
-}
+std::mutex recordings_mutex;
+auto& recordings = *new std::vector<std::weak_ptr<Recording>>;  // never destroyed, like flight_recorder()
 
 std::atomic<int> not_recorded = 0;  // number of live NotRecorded objects
 
 /// Notes the end of a collective in the recorder, and explains its failure.
 class RecordedWork : public c10d::Work {
  public:
-  RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id, WorkPtr inner,
-               const Collective& call)
+  RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id, WorkPtr inner, bool has_place,
+               bool told_by_wait)
       : Work(-1, inner->retrieveOpType()),
         recording_(std::move(recording)),
         id_(id),
         inner_(std::move(inner)),
-        future_tells_(recording_->futures_tell && !call.point_to_point && !call.told_by_wait),
-        passes_(recording_->futures_tell && call.point_to_point) {
+        future_tells_(recording_->futures_tell && has_place && !told_by_wait),
+        passes_(recording_->futures_tell && !has_place) {
     if (future_tells_) {
       recording_->count(1);
       inner_->getFuture()->addCallback([recording = recording_, id](Future& future) {
@@ -207,7 +159,7 @@ class RecordedWork : public c10d::Work {
         else
           flight_recorder().set_completed(id);
       });
-    } else if (!call.point_to_point && !call.told_by_wait) {
+    } else if (has_place && !told_by_wait) {
       recording_->add(id_, inner_);
     }
   }
@@ -216,33 +168,34 @@ class RecordedWork : public c10d::Work {
   bool isSuccess() const override { return inner_->isSuccess(); }
   std::exception_ptr exception() const override { return inner_->exception(); }
   int sourceRank() const override { return inner_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return inner_->result(); }
+  Tensors result() override { return inner_->result(); }
   void synchronize() override { inner_->synchronize(); }
   void blockCurrentStream() override { inner_->blockCurrentStream(); }
   void abort() override { inner_->abort(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return inner_->getFutureResult(); }
+  c10::intrusive_ptr<Future> getFutureResult() override { return inner_->getFutureResult(); }
   float getDuration() const override { return inner_->getDuration(); }
   std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
 
-  bool wait(std::chrono::milliseconds timeout) override {
-    try {
-      const bool done = future_tells_ && timeout == kNoTimeout ? wait_unless_aborted()
-                        : passes_                              ? recording_->pass(inner_, timeout)
-                                                               : inner_->wait(timeout);
-      if (!future_tells_ && recording_->futures_tell) flight_recorder().set_completed(id_);
-      return done;
-    } catch (...) {
-      std::rethrow_exception(recording_->explain(id_, std::current_exception()));
-    }
+  bool wait(std::chrono::milliseconds timeout) override try {
+    const bool done = future_tells_ && timeout == kNoTimeout ? wait_unless_aborted()
+                      : passes_                              ? pass(timeout)
+                                                             : inner_->wait(timeout);
+    if (!future_tells_ && recording_->futures_tell) flight_recorder().set_completed(id_);
+    return done;
+  } catch (...) {
+    std::rethrow_exception(recording_->explain(id_, std::current_exception()));
   }
 
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+  c10::intrusive_ptr<Future> getFuture() override {
     auto inner = inner_->getFuture();
     if (!future_tells_) return inner;
     auto outer = inner->createInstance(inner->elementType());
-    recording_->promise(id_, outer);
+    const auto fail = [outer, recording = recording_, id = id_] {
+      outer->setError(recording->explain(id, abort_error()));
+    };
+    if (!recording_->add_waiting(outer.get(), fail)) outer->setError(abort_error());
     inner->addCallback([outer, recording = recording_, id = id_](Future& future) {
-      if (!recording->keep_promise(id, outer)) return;
+      if (!recording->remove_waiting(outer.get())) return;
       if (future.hasError())
         outer->setError(recording->explain(id, future.exception_ptr()));
       else
@@ -259,6 +212,15 @@ class RecordedWork : public c10d::Work {
         if (inner_->isCompleted()) return inner_->wait();
         if (recording_->aborted) std::rethrow_exception(abort_error());
       }
+  }
+
+  /// Waits for a send or receive, until abort().
+  bool pass(std::chrono::milliseconds timeout) {
+    if (!recording_->add_waiting(this, [inner = inner_] { inner->abort(); }))
+      std::rethrow_exception(abort_error());
+    const auto forget = c10::make_scope_exit([this] { recording_->remove_waiting(this); });
+    if (!inner_->wait(timeout)) std::rethrow_exception(abort_error());
+    return true;
   }
 
   const std::shared_ptr<Recording> recording_;
@@ -290,10 +252,11 @@ class RecordingBackend : public c10d::Backend {
 
   /// Records everything that start() makes with the inner backend as one collective.
   template <typename Start>
-  WorkPtr record(const Collective& call, Start start) {
+  WorkPtr record(CollectiveRecord call, Start start) {
     if (not_recorded > 0 && !recording_->futures_tell) return start();
     auto& recorder = flight_recorder();
-    const auto id = recorder.begin(recording_->group, call);
+    const bool has_place = !call.point_to_point, told_by_wait = call.told_by_wait;
+    const auto id = recorder.begin(recording_->group, std::move(call));
     WorkPtr work;
     try {
       work = start();
@@ -306,103 +269,102 @@ class RecordingBackend : public c10d::Backend {
       coalesced_.push_back(id);
       return work;
     }
-    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), call);
+    if (work)
+      return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), has_place, told_by_wait);
     recorder.set_completed(id);
     return work;
   }
 
+  template <typename... Parameters, typename... Arguments>
+  WorkPtr record(CollectiveRecord call, WorkPtr (c10d::Backend::*start)(Parameters...),
+                 Arguments&&... arguments) {
+    return record(std::move(call), [&] { return (*inner_.*start)(arguments...); });
+  }
+
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    return record(describe_call("broadcast", tensors, static_cast<int>(options.rootRank)),
-                  [&] { return inner_->broadcast(tensors, options); });
+    return record(call_of("broadcast", tensors, options.rootRank), &Backend::broadcast, tensors, options);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    return record(describe_call("all_reduce", tensors), [&] { return inner_->allreduce(tensors, options); });
+    return record(call_of("all_reduce", tensors), &Backend::allreduce, tensors, options);
   }
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     // The number of nonzero values may differ between ranks.
-    return record(Collective{.op = "all_reduce_sparse"},
-                  [&] { return inner_->allreduce_sparse(tensors, options); });
+    return record(call_of("all_reduce_sparse"), &Backend::allreduce_sparse, tensors, options);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-    return record(describe_call("all_reduce_coalesced", tensors),
-                  [&] { return inner_->allreduce_coalesced(tensors, options); });
+    return record(call_of("all_reduce_coalesced", tensors), &Backend::allreduce_coalesced, tensors, options);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-    return record(describe_call("reduce", tensors, static_cast<int>(options.rootRank)),
-                  [&] { return inner_->reduce(tensors, options); });
+    return record(call_of("reduce", tensors, options.rootRank), &Backend::reduce, tensors, options);
   }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
-    return record(describe_call("all_gather", inputs),
-                  [&] { return inner_->allgather(outputs, inputs, options); });
+    return record(call_of("all_gather", inputs), &Backend::allgather, outputs, inputs, options);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    return record(describe_call("all_gather_into_tensor", {input}),
-                  [&] { return inner_->_allgather_base(output, input, options); });
+    return record(call_of("all_gather_into_tensor", {input}), &Backend::_allgather_base, output, input,
+                  options);
   }
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override {
-    return record(describe_call("all_gather_coalesced", inputs),
-                  [&] { return inner_->allgather_coalesced(outputs, inputs, options); });
+    return record(call_of("all_gather_coalesced", inputs), &Backend::allgather_coalesced, outputs, inputs,
+                  options);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    return record(describe_call("all_gather_into_tensor_coalesced", inputs),
-                  [&] { return inner_->allgather_into_tensor_coalesced(outputs, inputs, options); });
+    return record(call_of("all_gather_into_tensor_coalesced", inputs),
+                  &Backend::allgather_into_tensor_coalesced, outputs, inputs, options);
   }
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
-    return record(describe_call("gather", inputs, static_cast<int>(options.rootRank)),
-                  [&] { return inner_->gather(outputs, inputs, options); });
+    return record(call_of("gather", inputs, options.rootRank), &Backend::gather, outputs, inputs, options);
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& options) override {
-    return record(describe_call("scatter", outputs, static_cast<int>(options.rootRank)),
-                  [&] { return inner_->scatter(outputs, inputs, options); });
+    return record(call_of("scatter", outputs, options.rootRank), &Backend::scatter, outputs, inputs, options);
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
-    return record(reduce_scatter_call(describe_call("reduce_scatter", outputs)),
-                  [&] { return inner_->reduce_scatter(outputs, inputs, options); });
+    return record(scattered("reduce_scatter", outputs), &Backend::reduce_scatter, outputs, inputs, options);
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    return record(reduce_scatter_call(describe_call("reduce_scatter_tensor", {output})),
-                  [&] { return inner_->_reduce_scatter_base(output, input, options); });
+    return record(scattered("reduce_scatter_tensor", {output}), &Backend::_reduce_scatter_base, output, input,
+                  options);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
-    return record(reduce_scatter_call(describe_call("reduce_scatter_tensor_coalesced", outputs)),
-                  [&] { return inner_->reduce_scatter_tensor_coalesced(outputs, inputs, options); });
+    return record(scattered("reduce_scatter_tensor_coalesced", outputs),
+                  &Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
   }
+  // Ranks may send different amounts.
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
                         std::vector<std::int64_t>& input_sizes,
                         const c10d::AllToAllOptions& options) override {
-    // Ranks may send different amounts.
-    return record(Collective{.op = "all_to_all"},
-                  [&] { return inner_->alltoall_base(output, input, output_sizes, input_sizes, options); });
+    return record(call_of("all_to_all"), &Backend::alltoall_base, output, input, output_sizes, input_sizes,
+                  options);
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
-    return record(Collective{.op = "all_to_all"}, [&] { return inner_->alltoall(outputs, inputs, options); });
+    return record(call_of("all_to_all"), &Backend::alltoall, outputs, inputs, options);
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return record(Collective{.op = "barrier"}, [&] { return inner_->barrier(options); });
+    return record(call_of("barrier"), &Backend::barrier, options);
   }
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
-    record(Collective{.op = "monitored_barrier"}, [&] {
+    record(call_of("monitored_barrier"), [&] {
       inner_->monitoredBarrier(options, wait_all_ranks);  // its error names the ranks
       return WorkPtr();
     });
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
-    return record(point_to_point("send", tensors, to), [&] { return inner_->send(tensors, to, tag); });
+    return record(point_to_point("send", tensors, to), &Backend::send, tensors, to, tag);
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
-    return record(point_to_point("recv", tensors, from), [&] { return inner_->recv(tensors, from, tag); });
+    return record(point_to_point("recv", tensors, from), &Backend::recv, tensors, from, tag);
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return record(point_to_point("recv", tensors), [&] { return inner_->recvAnysource(tensors, tag); });
+    return record(point_to_point("recv", tensors), &Backend::recvAnysource, tensors, tag);
   }
 
   // Calls in between are recorded one by one and complete together.
@@ -449,7 +411,8 @@ class RecordingBackend : public c10d::Backend {
 
  private:
   /// Gloo's work of a reduce-scatter has no future.
-  Collective reduce_scatter_call(Collective call) const {
+  CollectiveRecord scattered(const char* op, const Tensors& outputs) const {
+    CollectiveRecord call = call_of(op, outputs);
     call.told_by_wait = recording_->futures_tell;
     return call;
   }
@@ -466,51 +429,33 @@ class RecordingBackend : public c10d::Backend {
 NotRecorded::NotRecorded() { ++not_recorded; }
 NotRecorded::~NotRecorded() { --not_recorded; }
 
-bool is_of_backend(const std::exception_ptr& cause) {
-  try {
-    std::rethrow_exception(cause);
-  } catch (const c10::DistError&) {
-    return true;
-  } catch (const std::exception& error) {
-    return std::string_view(typeid(error).name()).starts_with("N4gloo");  // LibTorch lacks its headers
-  } catch (...) {
-    return false;
-  }
-}
-
-std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
-                             const std::exception_ptr& cause) {
-  return backend_error(watchdog.explain(id, members, message_of(cause)));
-}
-
 void poll_recordings() {
-  const std::scoped_lock lock(recordings().mutex);
-  for (const auto& entry : recordings().all)
+  const std::scoped_lock lock(recordings_mutex);
+  for (const auto& entry : recordings)
     if (const auto recording = entry.lock()) recording->poll();
 }
 
 std::function<void()> abort_of_cpu_groups() {
-  const std::scoped_lock lock(recordings().mutex);
-  return [all = recordings().all] {
+  const std::scoped_lock lock(recordings_mutex);
+  return [all = recordings] {
     for (const auto& entry : all)
       if (const auto recording = entry.lock(); recording && recording->futures_tell) recording->abort();
   };
 }
 
 c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d::Backend> inner,
-                                                         FlightRecorder::Group group,
-                                                         std::vector<int> members,
+                                                         std::size_t group, std::vector<int> members,
                                                          std::shared_ptr<Watchdog> watchdog,
                                                          bool stops_watchdog) {
   const bool futures_tell = inner->getBackendName() == "gloo";
-  std::shared_ptr<Recording> recording(
+  const std::shared_ptr<Recording> recording(
       new Recording{group, std::move(members), std::move(watchdog), futures_tell});
   {
-    const std::scoped_lock lock(recordings().mutex);
-    std::erase_if(recordings().all, [](const auto& ended) { return ended.expired(); });
-    recordings().all.push_back(recording);
+    const std::scoped_lock lock(recordings_mutex);
+    std::erase_if(recordings, [](const auto& ended) { return ended.expired(); });
+    recordings.push_back(recording);
   }
-  return c10::make_intrusive<RecordingBackend>(std::move(inner), std::move(recording), stops_watchdog);
+  return c10::make_intrusive<RecordingBackend>(std::move(inner), recording, stops_watchdog);
 }
 
 WorkPtr record_as_one(c10d::ProcessGroup& group, c10::DeviceType device, const char* op,
@@ -518,9 +463,9 @@ WorkPtr record_as_one(c10d::ProcessGroup& group, c10::DeviceType device, const c
   const auto backend = group.getBackend(device);
   auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
   if (recording == nullptr) return start(*backend);
-  auto call = describe_call(op, {tensor});
+  auto call = call_of(op, {tensor});
   call.told_by_wait = true;
-  return recording->record(call, [&] { return start(recording->inner()); });
+  return recording->record(std::move(call), [&] { return start(recording->inner()); });
 }
 
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {

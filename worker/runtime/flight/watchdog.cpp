@@ -4,17 +4,18 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <iterator>
+#include <map>
 #include <mutex>
+#include <numeric>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include <ddprun/common/text.h>
-#include <ddprun/flight/flight_dump.h>
 
 namespace ddprun::ddp {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -83,19 +84,18 @@ struct Watchdog::Shared {
   const Options options;
 
   // -- by the thread only --
-  std::int64_t answered = 0,
-               dumped = 0;        // the last question answered, and the last that the ring was written for
-  int asker = -1;                 // the rank that asked last
-  Clock::time_point published{};  // when the position was last published
+  std::int64_t answered = 0, dumped = 0;    // the last question answered, and the last with a written ring
+  int asker = -1;                           // the rank that asked last
+  Clock::time_point published{};            // when the position was last published
   std::map<int, FlightPosition> positions;  // the other ranks', as last read
 
   // -- under the mutex --
   std::mutex mutex;
   std::condition_variable changed;
   bool stop = false, ended = false;
-  bool want_question = false, want_publish = false;
-  std::string reason, failure;
-  std::uint64_t questions_done = 0, publications = 0;
+  std::deque<std::function<void()>> jobs;  // for the thread
+  std::uint64_t jobs_given = 0, jobs_done = 0;
+  std::string failure;
   std::vector<RankFlight> flights;  // all ranks, after the last question
   bool board_gone = false;          // it failed once and is no longer used
 
@@ -103,20 +103,48 @@ struct Watchdog::Shared {
   std::string explained_group, explanation;
   std::uint64_t explained_sequence = 0;
 
+  /// The thread's: does the jobs, answers the other ranks, and publishes the position.
+  void serve() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait_for(lock, options.look_every, [this] { return stop || !jobs.empty(); });
+      if (stop) break;
+      std::function<void()> job;
+      if (!jobs.empty()) job = std::move(jobs.front()), jobs.pop_front();
+      lock.unlock();
+      if (job) job();
+      on_board([&] {
+        answer();
+        if (asker >= 0) read_positions({asker});  // for its findings
+        if (Clock::now() - published >= options.publish_every) publish(kShortTail);
+      });
+      lock.lock();
+      if (job) ++jobs_done, changed.notify_all();
+    }
+    lock.unlock();
+    leave();
+    lock.lock();
+    ended = true;
+    changed.notify_all();
+  }
+
+  /// Gives the thread a job, which may outlive the caller; false if it is not done within that time.
+  bool have_done(std::function<void()> job, milliseconds within) {
+    std::unique_lock lock(mutex);
+    jobs.push_back(std::move(job));
+    changed.notify_all();
+    const auto number = ++jobs_given;
+    return changed.wait_for(lock, within, [&] { return jobs_done >= number || ended; }) && !ended;
+  }
+
+  std::string failure_now() { return (std::scoped_lock(mutex), failure); }
+
   void publish(std::size_t tail) {
     const FlightDump flight = {options.rank, options.world_size, failure_now(), epoch_now_ns(),
                                recorder.records(tail)};
     board.set(position_key(options.rank), to_text({answered, dumped, flight}));
     published = Clock::now();
   }
-
-  /// Wakes the thread until it has reached that count or ended; false if neither happens in time.
-  bool wait_for_thread(std::unique_lock<std::mutex>& lock, const std::uint64_t& count, milliseconds within) {
-    changed.notify_all();
-    return changed.wait_for(lock, within, [&, before = count] { return count > before || ended; });
-  }
-
-  std::string failure_now() { return (std::scoped_lock(mutex), failure); }
 
   void dump(const std::string& why) {
     const std::string failed = failure_now();
@@ -130,9 +158,10 @@ struct Watchdog::Shared {
     answered = asked;
     publish(kTail);
     // The asking rank's failure explains ours if that rank has gone by then.
-    if (const auto asking = board.get({kAsking})[0]) asker = std::atoi(asking->c_str());
+    const auto asking = board.get({kAsking})[0].value_or("?");
+    asker = std::atoi(asking.c_str());
     read_positions({asker});
-    dump("rank " + board.get({kAsking})[0].value_or("?") + " asked");
+    dump("rank " + asking + " asked");
     dumped = asked;
     publish(kTail);
   }
@@ -147,20 +176,8 @@ struct Watchdog::Shared {
     }
   }
 
-  /// The other ranks that have not yet answered and written their rings.
-  std::vector<int> still_busy(std::int64_t question) const {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < options.world_size; ++rank) {
-      const auto found = positions.find(rank);
-      const bool done =
-          found != positions.end() && (found->second.dumped >= question || found->second.failed());
-      if (rank != options.rank && !done) ranks.push_back(rank);
-    }
-    return ranks;
-  }
-
-  /// Asks all ranks for their positions and waits a bounded time for the answers, which go into positions.
-  /// Returns the question's number.
+  /// Asks all ranks for their positions, and waits for a bounded time until all have answered and written
+  /// their rings, or failed. Returns the question's number.
   std::int64_t ask() {
     publish(kTail);  // before the question, so that everyone who sees it finds the reason
     board.set(kAsking, std::to_string(options.rank));
@@ -168,15 +185,21 @@ struct Watchdog::Shared {
     answered = dumped = question;
     publish(kTail);  // also answers questions asked just before
     const auto deadline = Clock::now() + options.answer_within;
-    for (;;) {
+    std::vector<int> busy(static_cast<std::size_t>(options.world_size));
+    std::iota(busy.begin(), busy.end(), 0);
+    std::erase(busy, options.rank);
+    for (;; std::this_thread::sleep_for(milliseconds(20))) {
       answer();  // others may also ask
-      read_positions(still_busy(question));
-      if (still_busy(question).empty() || Clock::now() >= deadline) return question;
-      std::this_thread::sleep_for(milliseconds(20));
+      read_positions(busy);
+      std::erase_if(busy, [&](int rank) {
+        const auto found = positions.find(rank);
+        return found != positions.end() && (found->second.dumped >= question || found->second.failed());
+      });
+      if (busy.empty() || Clock::now() >= deadline) return question;
     }
   }
 
-  void ask_and_tell() {
+  void ask_for_flights() {
     std::int64_t question = 0;
     const bool reached = on_board([&] { question = ask(); });
     const std::scoped_lock lock(mutex);
@@ -186,8 +209,6 @@ struct Watchdog::Shared {
       flights.push_back({rank, answers, position.flight.reason, position.flight.collectives});
     }
     flights.push_back({options.rank, true, "", recorder.records(kTail)});
-    ++questions_done;
-    changed.notify_all();
   }
 
   /// False if the board is gone, now or earlier.
@@ -217,46 +238,12 @@ struct Watchdog::Shared {
       }
     });
   }
-
-  /// One round of the thread. False once it should end.
-  bool turn() {
-    std::unique_lock lock(mutex);
-    changed.wait_for(lock, options.look_every, [this] { return stop || want_question || want_publish; });
-    if (stop) return false;
-    const bool question = std::exchange(want_question, false),
-               publication = std::exchange(want_publish, false);
-    const std::string why = reason;
-    lock.unlock();
-    if (question) {
-      dump(why);
-      ask_and_tell();
-    }
-    on_board([&] {
-      answer();
-      if (asker >= 0) read_positions({asker});  // for its findings
-      if (publication || Clock::now() - published >= options.publish_every)
-        publish(publication ? kTail : kShortTail);
-    });
-    if (publication) {
-      lock.lock();
-      ++publications;
-      changed.notify_all();
-    }
-    return true;
-  }
 };
 
 Watchdog::Watchdog(FlightRecorder& recorder, Board board, const Options& options)
     : shared_(std::make_shared<Shared>(recorder, std::move(board), options)) {
   failed = false;  // of an earlier round
-  std::thread([shared = shared_] {
-    while (shared->turn()) {
-    }
-    shared->leave();
-    const std::scoped_lock lock(shared->mutex);
-    shared->ended = true;
-    shared->changed.notify_all();
-  }).detach();
+  std::thread([shared = shared_] { shared->serve(); }).detach();
 }
 
 Watchdog::~Watchdog() { stop(); }
@@ -270,51 +257,49 @@ void Watchdog::stop() {
 }
 
 void Watchdog::announce_failure(const std::string& message, milliseconds within) {
-  std::unique_lock lock(shared_->mutex);
-  if (shared_->failure.empty()) shared_->failure = one_line(message);
-  shared_->want_publish = true;
-  shared_->wait_for_thread(lock, shared_->publications, within);
+  if (const std::scoped_lock lock(shared_->mutex); shared_->failure.empty())
+    shared_->failure = one_line(message);
+  auto* const shared = shared_.get();  // the thread owns it too
+  shared->have_done([shared] { shared->on_board([shared] { shared->publish(kTail); }); }, within);
 }
 
 bool Watchdog::dump_everywhere(const std::string& reason) {
-  std::unique_lock lock(shared_->mutex);
-  shared_->reason = reason;
-  shared_->want_question = true;
-  const auto within = shared_->options.answer_within + std::chrono::seconds(1);
-  const bool done = shared_->wait_for_thread(lock, shared_->questions_done, within);
-  return done && !shared_->ended && !shared_->board_gone;
+  auto* const shared = shared_.get();
+  const auto ask = [shared, reason] {
+    shared->dump(reason);
+    shared->ask_for_flights();
+  };
+  return shared->have_done(ask, shared->options.answer_within + std::chrono::seconds(1)) &&
+         !(std::scoped_lock(shared->mutex), shared->board_gone);
 }
 
 std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& members,
-                              const std::string& cause) {
+                              const std::string& backends_message) {
   failed = true;
   Shared& shared = *shared_;
   const std::scoped_lock one_at_a_time(shared.explaining);
   const auto call = shared.recorder.first_pending(id);
   shared.recorder.set_failed(id);
-  if (!call) return one_line(cause);
+  const auto cause = one_line(backends_message);
+  if (!call) return cause;
   if (is_known(kKnownWithin)) {
     const std::scoped_lock lock(shared.mutex);
-    shared.failure = one_line(cause);  // nobody waits for this rank at the end
-    return shared.failure;
+    shared.failure = cause;  // nobody waits for this rank at the end
+    return cause;
   }
   if (shared.explained_group == call->group && shared.explained_sequence <= call->sequence)
     return shared.explanation;
 
   const auto waited_ns = epoch_now_ns() - call->created_ns;
-  const std::string number = call->sequence == 0 ? "" : " #" + std::to_string(call->sequence);
-  const std::string what = call->op + number + describe(*call).substr(call->op.size());
-  {
-    // Tells the others now that this rank has failed here.
-    const std::scoped_lock lock(shared.mutex);
-    if (shared.failure.empty()) shared.failure = what + ": " + one_line(cause);
-  }
+  const std::string what = describe_with_number(*call);
+  // Tells the others now that this rank has failed here.
+  if (const std::scoped_lock lock(shared.mutex); shared.failure.empty()) shared.failure = what + ": " + cause;
   const bool asked = dump_everywhere(what + " failed");
   const auto flights = (std::scoped_lock(shared.mutex), shared.flights);
-  shared.explanation =
-      what + ": " +
-      why_it_failed(*call, waited_ns, shared.options.rank, members, flights, /*board_gone=*/!asked) + " [" +
-      one_line(cause) + "]";
+  shared.explanation = what + ": " +
+                       why_it_failed(*call, waited_ns, shared.options.rank, members, flights,
+                                     /*board_gone=*/!asked) +
+                       " [" + cause + "]";
   {
     const std::scoped_lock lock(shared.mutex);
     shared.failure = shared.explanation;

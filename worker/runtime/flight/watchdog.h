@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <ddprun/flight/flight_analysis.h>
-#include <ddprun/flight/flight_recorder.h>
 
 namespace ddprun::ddp {
 

@@ -22,11 +22,11 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/local_address.h>
-#include <ddprun/group/local_all_reduce.h>
+#include <ddprun/group/shared_sum.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -148,15 +148,8 @@ class Gloo : public ProcessGroupGloo {
   std::atomic<std::uint64_t> all_reduces_ = 0;
 };
 
-struct KeptDevices {
-  std::mutex mutex;
-  std::map<std::string, GlooDevice> devices;  // by address
-};
-
-KeptDevices& kept_devices() {
-  static auto& kept = *new KeptDevices;  // as the process exits, nobody waits for them
-  return kept;
-}
+std::mutex kept_devices_mutex;
+auto& kept_devices = *new std::map<std::string, GlooDevice>;  // by address; nobody waits for them at exit
 
 /// This host's address for the others.
 std::string address_towards_master(const WorkerEnv& env) {
@@ -190,17 +183,15 @@ GlooDevice make_gloo_device(const WorkerEnv& env, const std::string& interface, 
   const auto make = interface.empty() ? &ProcessGroupGloo::createDeviceForHostname
                                       : &ProcessGroupGloo::createDeviceForInterface;
   if (!keep || !interface.empty()) return make(at, /*lazyInit=*/false);
-  auto& kept = kept_devices();
-  const std::lock_guard lock(kept.mutex);
-  auto& device = kept.devices[at];
+  const std::lock_guard lock(kept_devices_mutex);
+  auto& device = kept_devices[at];
   if (!device) device = make(at, /*lazyInit=*/false);
   return device;
 }
 
 void forget_gloo_devices() {
-  auto& kept = kept_devices();
-  const std::lock_guard lock(kept.mutex);
-  kept.devices.clear();
+  const std::lock_guard lock(kept_devices_mutex);
+  kept_devices.clear();
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {

@@ -10,12 +10,10 @@
 namespace ddprun::ddp {
 namespace {
 
-torch::Tensor view_of(std::vector<double>& values) {
-  return torch::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, torch::kFloat64);
-}
-
-torch::Tensor view_of(std::string& text) {
-  return torch::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, torch::kUInt8);
+template <typename Values>
+torch::Tensor view_of(Values& values) {
+  return torch::from_blob(values.data(), {static_cast<std::int64_t>(values.size())},
+                          sizeof(values[0]) == 1 ? torch::kUInt8 : torch::kFloat64);
 }
 
 std::vector<double> all_reduce(const ProcessGroup& group, std::vector<double> values,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <string>
 #include <vector>
 
@@ -7,6 +9,9 @@
 
 namespace at {
 class Tensor;
+}
+namespace c10d {
+class Work;
 }
 
 namespace ddprun::ddp {
@@ -36,5 +41,26 @@ void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tens
 
 /// Rank 0's text, on every rank; what the others pass is ignored.
 std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& text);
+
+// The differences between the minor releases of LibTorch that the library supports, 2.11 to 2.15. Everything
+// else is the same source; c10d::Reducer's constructor only gains parameters with defaults (2.12, 2.15).
+
+/// Every rank's input, one after the other: c10d's own name since 2.13, where _allgather_base is deprecated.
+template <class Group>  // a template: only the branch that LibTorch has is compiled
+c10::intrusive_ptr<c10d::Work> all_gather_single(Group& group, at::Tensor& gathered, at::Tensor& input) {
+  if constexpr (requires { group.all_gather_single(gathered, input); })
+    return group.all_gather_single(gathered, input);
+  else
+    return group._allgather_base(gathered, input);
+}
+
+/// This rank's share of the sum of all ranks' inputs; likewise for _reduce_scatter_base.
+template <class Group>
+c10::intrusive_ptr<c10d::Work> reduce_scatter_single(Group& group, at::Tensor& share, at::Tensor& input) {
+  if constexpr (requires { group.reduce_scatter_single(share, input); })
+    return group.reduce_scatter_single(share, input);
+  else
+    return group._reduce_scatter_base(share, input);
+}
 
 }  // namespace ddprun::ddp

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/StringUtil.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -46,12 +47,6 @@ class Library {
 template <typename... Parameters>
 constexpr Result (*takes)(Parameters...) = nullptr;
 
-std::string error_text(const Library& library, Result error) {
-  const char* text = nullptr;
-  library.call("cuGetErrorString", takes<Result, const char**>, error, &text);
-  return (text == nullptr ? "unknown" : text) + std::string(" (") + std::to_string(error) + ")";
-}
-
 Gpu describe_gpu(const Library& library, int device) {
   Gpu gpu;
   char name[256] = "unknown";
@@ -62,10 +57,8 @@ Gpu describe_gpu(const Library& library, int device) {
     Uuid found{};
     if (library.call(function, takes<Uuid*, int>, &found, device) != 0) return "";
     std::string digits;
-    for (const unsigned char byte : found.bytes) {
-      constexpr const char* kDigits = "0123456789abcdef";
-      digits += {kDigits[byte >> 4], kDigits[byte & 15]};
-    }
+    for (const unsigned char byte : found.bytes)
+      for (const int digit : {byte >> 4, byte & 15}) digits += "0123456789abcdef"[digit];
     return digits;
   };
   gpu.whole_uuid = uuid("cuDeviceGetUuid");
@@ -83,9 +76,7 @@ Gpu describe_gpu(const Library& library, int device) {
 }
 
 /// "13.0" of 13000
-std::string cuda_name(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
+std::string cuda_name(int version) { return c10::str(version / 1000, ".", version % 1000 / 10); }
 
 /// A program may choose its device before ProcessGroup::connect() does.
 void warn_once(const std::string& line) {
@@ -109,14 +100,14 @@ const CudaPlugin& load() {
   // Global: LibTorch's libraries look up each other's symbols.
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr)
-    throw UsageError(
-        "--device=cuda: the CUDA plug-in cannot be loaded: " + std::string(::dlerror()) +
-        "; build it with scripts/setup.sh --cuda and a new build, or set DDPRUN_CUDA_PLUGIN to its path");
+    throw UsageError(c10::str(
+        "--device=cuda: the CUDA plug-in cannot be loaded: ", ::dlerror(),
+        "; build it with scripts/setup.sh --cuda and a new build, or set DDPRUN_CUDA_PLUGIN to its path"));
   const auto getter = reinterpret_cast<CudaPluginGetter>(::dlsym(handle, kCudaPluginSymbol));
   const CudaPlugin* plugin = getter == nullptr ? nullptr : getter();
   if (plugin == nullptr || plugin->build != std::string(kCudaPluginBuild))
-    throw UsageError("--device=cuda: expected a CUDA plug-in of build " + std::string(kCudaPluginBuild) +
-                     ", got " + (plugin == nullptr ? "something else" : plugin->build) + " in " + path);
+    throw UsageError(c10::str("--device=cuda: expected a CUDA plug-in of build ", kCudaPluginBuild, ", got ",
+                              plugin == nullptr ? "something else" : plugin->build, " in ", path));
   if (!at::detail::getCUDAHooks().hasCUDART())
     throw std::logic_error(
         "--device=cuda: the CUDA plug-in came too late: choose the device (connect the process group) "
@@ -153,7 +144,12 @@ CudaDriver query_cuda_driver() {
   int count = 0;
   Result error = library.call("cuInit", takes<unsigned>, 0U);
   if (error == 0) error = library.call("cuDeviceGetCount", takes<int*>, &count);
-  if (error != 0) driver.problem = "the NVIDIA driver says: " + error_text(library, error);
+  if (error != 0) {
+    const char* text = nullptr;
+    library.call("cuGetErrorString", takes<Result, const char**>, error, &text);
+    driver.problem =
+        c10::str("the NVIDIA driver says: ", text == nullptr ? "unknown" : text, " (", error, ")");
+  }
   driver.broken = error != 0 && error != kNoDevice;
   for (int index = 0; index < count; ++index) {
     int device = 0;
@@ -179,7 +175,7 @@ std::string unseen_gpu(const CudaDriver& driver, const std::filesystem::path& de
 
 std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_for) {
   const Gpu& gpu = driver.gpus.at(index);
-  const auto name = "GPU " + std::to_string(index) + " (" + gpu.name + ") ";
+  const auto name = c10::str("GPU ", index, " (", gpu.name, ") ");
   if (gpu.prohibited) return name + "is in the compute mode 'prohibited' (nvidia-smi -c 0 ends it)";
   // Within one major version any driver runs any build.
   if (driver.version / 1000 < built_for / 1000)
@@ -187,9 +183,9 @@ std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_f
            cuda_name(built_for) + ": update the driver";
   const int oldest = built_for >= 13000 ? 75 : 50;  // in LibTorch's builds for CUDA 13 and 12
   if (built_for != 0 && gpu.capability != 0 && gpu.capability < oldest)
-    return name + "has compute capability " + std::to_string(gpu.capability / 10) + "." +
-           std::to_string(gpu.capability % 10) + ", and a build for CUDA " + cuda_name(built_for) +
-           " needs at least " + std::to_string(oldest / 10) + "." + std::to_string(oldest % 10);
+    return c10::str(name, "has compute capability ", gpu.capability / 10, ".", gpu.capability % 10,
+                    ", and a build for CUDA ", cuda_name(built_for), " needs at least ", oldest / 10, ".",
+                    oldest % 10);
   return "";
 }
 
@@ -215,8 +211,8 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
     cuda_plugin().set_device(device);
     const int idle = static_cast<int>(driver.gpus.size()) - local_world_size;
     if (local_rank == 0 && local_world_size > 0 && idle > 0)
-      log_info(std::to_string(idle) + " of this host's " + std::to_string(driver.gpus.size()) +
-               " GPUs stay idle (ddprun --nproc-per-node=gpu starts a rank for each)");
+      log_info(c10::str(idle, " of this host's ", driver.gpus.size(),
+                        " GPUs stay idle (ddprun --nproc-per-node=gpu starts a rank for each)"));
     const Gpu& gpu = driver.gpus[index];
     return {device, gpu.uuid, gpu.whole_uuid, gpu.name};
   } catch (const UsageError& error) {

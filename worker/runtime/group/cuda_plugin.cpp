@@ -1,5 +1,5 @@
 // libddprun_cuda.so: host code only, no kernels.
-#include <ddprun/group/cuda_plugin.h>
+#include <ddprun/group/cuda_backend.h>
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>

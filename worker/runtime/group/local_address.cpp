@@ -60,16 +60,6 @@ std::vector<Address> addresses_of(const std::string& host) {
   return found;
 }
 
-/// The address that the kernel would send from; empty with errno if there is no route.
-std::string source_towards(const Address& target) {
-  const UniqueFd fd(::socket(target.bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  Address source;
-  if (!fd || ::connect(fd.get(), target.generic(), target.size) != 0 ||
-      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&source.bytes), &source.size) != 0)
-    return "";
-  return to_text(source);
-}
-
 }  // namespace
 
 bool is_loopback(const std::string& address) {
@@ -79,9 +69,12 @@ bool is_loopback(const std::string& address) {
 std::string local_address_towards(const std::string& master_addr) {
   std::string tried;
   for (const Address& target : addresses_of(master_addr)) {
-    const std::string source = source_towards(target);
+    const UniqueFd fd(::socket(target.bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    Address source;  // that the kernel would send from
+    if (fd && ::connect(fd.get(), target.generic(), target.size) == 0 &&
+        ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&source.bytes), &source.size) == 0)
+      return to_text(source);
     const int error = errno;
-    if (!source.empty()) return source;
     tried += (tried.empty() ? "" : ", ") + to_text(target) + ": " + std::strerror(error);
   }
   throw UsageError("MASTER_ADDR: this host has no route to '" + master_addr + "' (" + tried +

@@ -27,13 +27,6 @@
 namespace ddprun::ddp {
 namespace {
 
-std::string waiting_line(const WorkerEnv& env, const ProcessGroup::Options& options) {
-  return "rank " + std::to_string(env.rank) + " waits at " +
-         describe_meeting_place(env, options.init_method) + " for all " + std::to_string(env.world_size) +
-         " ranks, up to " +
-         std::to_string(std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count()) + " s";
-}
-
 /// Logs the line if it lives longer than expected.
 class SlowWaitWarning {
  public:
@@ -49,34 +42,18 @@ class SlowWaitWarning {
   std::jthread thread_;
 };
 
-bool shared_memory_allowed() {
-  const auto value = process_env("DDPRUN_SHARED_MEMORY").value_or("1");
-  if (value != "0" && value != "1")
-    throw UsageError("DDPRUN_SHARED_MEMORY: expected 0 or 1, got '" + value + "'");
-  return value == "1";
-}
-
-/// Every rank's text, by rank.
-std::vector<std::string> exchange(const StorePtr& store, int rank, int size, const std::string& mine) {
-  const auto key = [](int of) { return "device/" + std::to_string(of); };
-  store->set(key(rank), mine);
-  std::vector<std::string> all;
-  for (int of = 0; of < size; ++of) all.push_back(store->get_to_str(key(of)));
-  return all;
-}
-
 /// throws std::invalid_argument unless they are different ranks of the parent, and the same on every rank
 void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) {
   const auto said = all_gather(parent, c10::Join(", ", ranks));
   for (std::size_t rank = 0; rank < said.size(); ++rank)
     if (said[rank] != said[0])
-      throw std::invalid_argument("new_group: expected the same ranks from every rank, got " + said[0] +
-                                  " on rank 0 and " + said[rank] + " on rank " + std::to_string(rank));
+      throw std::invalid_argument(c10::str("new_group: expected the same ranks from every rank, got ",
+                                           said[0], " on rank 0 and ", said[rank], " on rank ", rank));
   if (ranks.empty()) throw std::invalid_argument("new_group: expected at least one rank, got none");
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() || ranks.front() < 0 ||
       ranks.back() >= parent.size())
-    throw std::invalid_argument("new_group: expected different ranks from 0 to " +
-                                std::to_string(parent.size() - 1) + ", got " + c10::Join(", ", ranks));
+    throw std::invalid_argument(c10::str("new_group: expected different ranks from 0 to ", parent.size() - 1,
+                                         ", got ", c10::Join(", ", ranks)));
 }
 
 constexpr std::chrono::milliseconds kPollAtLeastEvery{10};
@@ -93,14 +70,6 @@ bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds
     std::this_thread::sleep_for(pause_after(waited, kPollAtLeastEvery));
   }
   return false;
-}
-
-/// A wait for the store's host that can be given up, unlike that in the store itself.
-void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
-  if (!options.give_up || hosts_store(env, options.init_method) || options.init_method != "env://") return;
-  const auto port = static_cast<std::uint16_t>(env.master_port);
-  wait_for_port(env.master_addr, port, options.connect_timeout, options.give_up);
-  if (options.give_up()) throw RoundOver();
 }
 
 /// Calls it in a thread, which is left behind if the wait is given up: the store and Gloo cannot give up
@@ -137,11 +106,11 @@ class StoreBarrier {
     if (store_->add(keys_ + "count", 1) == static_cast<std::int64_t>(world_ranks_.size())) {
       give_verdict(kAllArrived);
     } else if (!wait_for_verdict(timeout, give_up)) {
-      std::ostringstream verdict;
-      verdict << std::chrono::duration<double>(timeout).count();
-      const auto ranks = absent();
-      for (const int rank : ranks) verdict << ' ' << rank;
-      give_verdict(ranks.empty() ? kAllArrived : verdict.str());
+      std::string absent;  // by their ranks in the group
+      for (std::size_t rank = 0; rank < world_ranks_.size(); ++rank)
+        if (!store_->check({keys_ + std::to_string(rank)})) absent += c10::str(' ', rank);
+      give_verdict(absent.empty() ? kAllArrived
+                                  : c10::str(std::chrono::duration<double>(timeout).count(), absent));
     }
     const auto verdict = store_->get_to_str(keys_ + "verdict");
     if (verdict != kAllArrived) fail(what, verdict);
@@ -165,14 +134,6 @@ class StoreBarrier {
     }
   }
 
-  /// The members that have not arrived, by their ranks in the group.
-  std::vector<int> absent() const {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < static_cast<int>(world_ranks_.size()); ++rank)
-      if (!store_->check({keys_ + std::to_string(rank)})) ranks.push_back(rank);
-    return ranks;
-  }
-
   void give_verdict(const std::string& verdict) {
     store_->compareSet(keys_ + "verdict", "", verdict);  // unless there already is one
   }
@@ -191,9 +152,9 @@ class StoreBarrier {
     store_->add(keys_ + "read", 1);
     while (rank_ == 0 && store_->add(keys_ + "read", 0) < came && std::chrono::steady_clock::now() < patience)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    const auto line = what + ": expected " + std::to_string(world_ranks_.size()) + " ranks within " +
-                      seconds + " s, " + describe_ranks(ranks) + " did not arrive";
-    throw MissingRanks(line, std::move(ranks));
+    throw MissingRanks(c10::str(what, ": expected ", world_ranks_.size(), " ranks within ", seconds, " s, ",
+                                describe_ranks(ranks), " did not arrive"),
+                       ranks);
   }
 
   StorePtr store_;
@@ -251,14 +212,26 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& of_process, const Options& o
   parts.world_ranks.resize(static_cast<std::size_t>(env.world_size));
   std::iota(parts.world_ranks.begin(), parts.world_ranks.end(), 0);
   check_store(env, options.init_method);
-  parts.shares_memory = options.shared_memory && shared_memory_allowed();
+  const auto memory = process_env("DDPRUN_SHARED_MEMORY").value_or("1");
+  if (options.shared_memory && memory != "0" && memory != "1")
+    throw UsageError("DDPRUN_SHARED_MEMORY: expected 0 or 1, got '" + memory + "'");
+  parts.shares_memory = options.shared_memory && memory == "1";
 
   const RankDevice device = choose_device(options.device, env.local_rank, env.local_world_size);
   parts.device = device.device;
   std::vector<std::string> devices = {device.whole_gpu};
   if (env.world_size > 1) {
-    const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
-    wait_for_host(env, options);
+    const SlowWaitWarning warning(
+        options.notice_after,
+        c10::str("rank ", env.rank, " waits at ", describe_meeting_place(env, options.init_method),
+                 " for all ", env.world_size, " ranks, up to ",
+                 std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count(), " s"));
+    if (options.give_up && options.init_method == "env://" && !hosts_store(env, options.init_method)) {
+      // A wait for the store's host that can be given up, unlike that in the store itself.
+      wait_for_port(env.master_addr, static_cast<std::uint16_t>(env.master_port), options.connect_timeout,
+                    options.give_up);
+      if (options.give_up()) throw RoundOver();
+    }
     place.has_socket = false;
     parts.store = call_unless(options.give_up, [env, method = options.init_method, number = place.groups,
                                                 patience = options.connect_timeout] {
@@ -272,8 +245,10 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& of_process, const Options& o
     if (options.device != DeviceChoice::kCpu) {
       // NCCL lets ranks share a GPU that it takes for GPUs of different hosts.
       const auto host = options.backend == BackendChoice::kNccl ? process_env("NCCL_HOSTID") : std::nullopt;
-      devices = exchange(parts.store, env.rank, env.world_size,
-                         device.whole_gpu + (host ? " of host " + *host : ""));
+      const auto key = [](int of) { return "device/" + std::to_string(of); };
+      parts.store->set(key(env.rank), device.whole_gpu + (host ? " of host " + *host : ""));
+      devices.clear();
+      for (int of = 0; of < env.world_size; ++of) devices.push_back(parts.store->get_to_str(key(of)));
     }
   }
   parts.recovers = static_cast<bool>(options.give_up);

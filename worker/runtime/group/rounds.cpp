@@ -19,7 +19,7 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/recovery.h>
-#include <ddprun/flight/recording_backend.h>
+#include <ddprun/flight/record_collectives.h>
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/backends.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -37,11 +37,6 @@ constexpr std::chrono::seconds kLeaveWithin{60};
 constexpr std::chrono::milliseconds kAbortAfter{300};
 
 thread_local bool leaves_at_once = false;
-
-bool is_socket(int fd) {
-  struct stat info {};
-  return ::fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode);
-}
 
 }  // namespace
 
@@ -63,21 +58,17 @@ struct Rounds::State {
   void watch() {
     pollfd entries[] = {{*fd, POLLIN, 0}, {stop_event.get(), POLLIN, 0}};
     for (;;) {
-      const int ready = ::poll(entries, 2, timeout_ms());
+      const bool waits = (std::scoped_lock(mutex), abort_at.has_value());
+      const int ready = ::poll(entries, 2, waits ? 100 : -1);
       if (entries[1].revents != 0) return;
-      if (ready == 0) insist();
+      if (ready == 0) make_leave();
       if ((entries[0].revents & POLLIN) != 0) take();
       if ((entries[0].revents & (POLLHUP | POLLERR)) != 0) entries[0].fd = -1;  // ddprun is gone
     }
   }
 
-  int timeout_ms() {
-    const std::scoped_lock lock(mutex);
-    return abort_at ? 100 : -1;
-  }
-
-  /// That this rank leaves its round, once that is over.
-  void insist() {
+  /// Makes this rank leave its round, once that is over.
+  void make_leave() {
     std::unique_lock lock(mutex);
     if (!abort_at || Clock::now() < *abort_at) return;
     abort_at = Clock::now() + std::chrono::seconds(1);
@@ -161,7 +152,8 @@ class LeavingAllocator final : public c10::Allocator {
 
 Rounds::Rounds(const WorkerEnv& env) : state_(std::make_shared<State>()) {
   state_->env = env;
-  if (!env.round_fd || !is_socket(*env.round_fd)) return;  // the variable may be left over from elsewhere
+  struct stat info {};  // the variable may be left over from elsewhere
+  if (!env.round_fd || ::fstat(*env.round_fd, &info) != 0 || !S_ISSOCK(info.st_mode)) return;
   ::fcntl(*env.round_fd, F_SETFD, FD_CLOEXEC);
   state_->fd = env.round_fd;
   state_->stop_event.reset(::eventfd(0, EFD_CLOEXEC));

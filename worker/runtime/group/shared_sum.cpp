@@ -59,7 +59,6 @@ SharedSum::SharedSum(std::unique_ptr<SharedMemory> memory, int rank, int size)
     : memory_(std::move(memory)), rank_(rank), size_(size) {}
 
 SharedSum::Board& SharedSum::board() const { return *reinterpret_cast<Board*>(memory_->data()); }
-
 SharedSum::Rank& SharedSum::rank(int of) const {
   return reinterpret_cast<Rank*>(memory_->data() + sizeof(Board))[of];
 }
@@ -75,9 +74,7 @@ std::byte* SharedSum::piece(int of) const {
 }
 
 std::byte* SharedSum::shared_sum() const { return place(static_cast<std::size_t>(size_)); }
-
 bool SharedSum::is_few() const { return size_ <= kFew; }
-
 std::size_t SharedSum::piece_bytes() const { return std::min(kPieceBytes, tensor_.nbytes() - offset_); }
 
 void SharedSum::begin(const at::Tensor& tensor, std::uint64_t number) {

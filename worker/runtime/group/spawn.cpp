@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -40,15 +41,6 @@ constexpr std::size_t kPipeHolds = 4096;  // more would block: the parent reads 
   throw std::system_error(errno, std::generic_category(), std::string("spawn: ") + what);
 }
 
-void check_single_thread() {
-  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
-  const auto threads = std::distance(begin(tasks), end(tasks));
-  if (threads != 1)
-    throw std::logic_error("spawn: this process has " + std::to_string(threads) +
-                           " threads, expected one: call spawn() before anything that starts threads, such "
-                           "as a backward or a process group");
-}
-
 void flush_output() {
   std::cout.flush();
   std::cerr.flush();
@@ -74,26 +66,21 @@ void share_cpus(const WorkerEnv& env) {
   at::set_num_threads(share);                                     // OpenMP has already read its variable
 }
 
-/// The message of what body threw, if it threw.
-std::optional<std::string> run_body(const std::function<void()>& body) {
-  try {
-    body();
-    return std::nullopt;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
 /// In the child: ends with 0, or with 1 and the message of what body throws.
 [[noreturn]] void run_rank(pid_t parent, int message_fd, const std::function<void()>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   ::signal(SIGPIPE, SIG_IGN);  // Gloo may write to a rank that has ended, and only its collective should fail
-  const auto error = run_body(body);
+  std::optional<std::string> error;
+  try {
+    body();
+  } catch (const c10::Error& thrown) {
+    error = thrown.what_without_backtrace();
+  } catch (const std::exception& thrown) {
+    error = thrown.what();
+  } catch (...) {
+    error = "an exception that is not a std::exception";
+  }
   flush_output();
   if (!error) ::_exit(0);
   [[maybe_unused]] const auto written =
@@ -132,16 +119,15 @@ class Ranks {
 
   /// Waits until some have ended, or the deadline. False if none is left, or none has ended by then.
   bool wait_for_some(std::optional<Clock::time_point> deadline, std::string& errors) {
+    if (std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.pid < 0; })) return false;
     std::vector<pollfd> waiting;
     for (const auto& rank : ranks_) waiting.push_back({rank.pid < 0 ? -1 : rank.pidfd.get(), POLLIN, 0});
-    if (std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid < 0; }))
-      return false;
     int ready = 0;
     do {
       const auto left =
-          deadline ? std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now()).count() : -1;
-      ready =
-          ::poll(waiting.data(), waiting.size(), deadline ? static_cast<int>(std::max<long>(left, 0)) : -1);
+          std::chrono::ceil<std::chrono::milliseconds>(deadline.value_or(Clock::time_point()) - Clock::now());
+      ready = ::poll(waiting.data(), waiting.size(),
+                     deadline ? static_cast<int>(std::max<long>(left.count(), 0)) : -1);
     } while (ready < 0 && errno == EINTR);
     if (ready < 0) throw_errno("poll");
     for (std::size_t i = 0; i < waiting.size(); ++i)
@@ -172,22 +158,15 @@ class Ranks {
   std::vector<Rank> ranks_;
 };
 
-void end_all(Ranks& ranks, std::chrono::milliseconds grace) {
-  std::string ignored;  // they fail because we ended them
-  ranks.send_to_all(SIGTERM);
-  const auto deadline = Clock::now() + grace;
-  while (ranks.wait_for_some(deadline, ignored)) {
-  }
-  ranks.send_to_all(SIGKILL);
-  while (ranks.wait_for_some(std::nullopt, ignored)) {
-  }
-}
-
 }  // namespace
 
 void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const SpawnOptions& options) {
   if (n < 1) throw std::invalid_argument("spawn: expected at least one rank, got " + std::to_string(n));
-  check_single_thread();
+  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+  if (const auto threads = std::distance(begin(tasks), end(tasks)); threads != 1)
+    throw std::logic_error(c10::str("spawn: this process has ", threads,
+                                    " threads, expected one: call spawn() before anything that starts "
+                                    "threads, such as a backward or a process group"));
   flush_output();
   HeldPort port;
   Ranks ranks;
@@ -208,7 +187,14 @@ void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const Spawn
   while ((errors.empty() || !options.end_others) && ranks.wait_for_some(std::nullopt, errors)) {
   }
   if (errors.empty()) return;
-  end_all(ranks, options.grace);
+  std::string ignored;  // the others fail because we end them
+  ranks.send_to_all(SIGTERM);
+  const auto deadline = Clock::now() + options.grace;
+  while (ranks.wait_for_some(deadline, ignored)) {
+  }
+  ranks.send_to_all(SIGKILL);
+  while (ranks.wait_for_some(std::nullopt, ignored)) {
+  }
   throw std::runtime_error(errors);
 }
 

@@ -37,14 +37,6 @@ bool fits(const StepGraph::Tensors& a, const StepGraph::Tensors& b) {
   });
 }
 
-/// One line, without CUDA's and LibTorch's advice.
-std::string reason_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  const auto line = text.substr(0, text.find('\n'));
-  return line.empty() ? "an error without a message" : line;
-}
-
 }  // namespace
 
 StepGraph::StepGraph(const ProcessGroup& group, bool required)
@@ -75,7 +67,10 @@ bool StepGraph::capture(const std::function<void()>& step) {
   } catch (const RoundOver&) {
     throw;
   } catch (const std::exception& error) {
-    problem = reason_of(error);
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    problem = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+    problem.resize(std::min(problem.find('\n'), problem.size()));  // without CUDA's and LibTorch's advice
+    if (problem.empty()) problem = "an error without a message";
   }
   const auto problems = all_gather(group_, problem);
   const auto first = std::ranges::find_if(problems, [](const auto& text) { return !text.empty(); });

@@ -30,13 +30,13 @@ namespace {
 /// How long wait_for_port() looks for the store's host before the store's own wait takes over.
 constexpr std::chrono::milliseconds kLookForHost{5000};
 
-std::optional<int> bound_port(int fd) {
+/// -1 if it has none.
+int bound_port(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return std::nullopt;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return -1;
   if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
-  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port);
-  return std::nullopt;
+  return address.ss_family == AF_INET6 ? ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port) : -1;
 }
 
 /// Keys carry the restart count, because a store may outlive a restart with stale addresses.
@@ -68,24 +68,13 @@ StorePtr make_tcp_store(const WorkerEnv& env, std::chrono::milliseconds timeout)
   return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
 }
 
-StorePtr make_file_store(const WorkerEnv& env, const std::filesystem::path& file,
-                         std::chrono::milliseconds timeout) {
-  if (!std::filesystem::is_directory(file.parent_path()))
-    throw IoError(file.parent_path(), "init_method: expected a folder that all ranks can write in", ENOENT);
-  auto store = c10::make_intrusive<c10d::FileStore>(file.string(), env.world_size);
-  store->setTimeout(timeout);
-  return store;
-}
-
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 Addresses resolve(const std::string& host, std::uint16_t port) {
-  addrinfo hints{};
+  addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
   if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
   return {found, ::freeaddrinfo};
 }
@@ -136,10 +125,13 @@ StorePtr make_store(const WorkerEnv& env, const std::string& init_method, int nu
   if (!file)
     return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt_of(env) + which('/'),
                                                   make_tcp_store(env, timeout));
+  if (!std::filesystem::is_directory(file->parent_path()))
+    throw IoError(file->parent_path(), "init_method: expected a folder that all ranks can write in", ENOENT);
   // A later group has its own file, since the last rank to leave the one before removes that. Keys carry the
   // run id, too, because a file may outlive the job.
-  return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt_of(env),
-                                                make_file_store(env, file->string() + which('.'), timeout));
+  auto store = c10::make_intrusive<c10d::FileStore>(file->string() + which('.'), env.world_size);
+  store->setTimeout(timeout);
+  return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt_of(env), store);
 }
 
 MeetingPlace& meeting_place(const WorkerEnv& env, const std::string& init_method) {

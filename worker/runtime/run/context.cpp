@@ -9,7 +9,7 @@
 #include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <ddprun/ddp/replica_check.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/run/run_worker.h>
 

@@ -16,7 +16,7 @@
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/device_copy.h>
 #include <ddprun/data/prefetcher.h>
-#include <ddprun/ddp/output_tensors.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/run/context.h>
 
 namespace ddprun {

@@ -1,4 +1,4 @@
-#include <ddprun/sharding/flat_parameter.h>
+#include <ddprun/sharding/shard_units.h>
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
@@ -15,8 +15,6 @@
 
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/group/libtorch_versions.h>
-#include <ddprun/sharding/shard_units.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -18,23 +18,20 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/group/collectives.h>
-#include <ddprun/sharding/flat_parameter.h>
 #include <ddprun/sharding/gather_schedule.h>
-#include <ddprun/sharding/operator_watch.h>
 #include <ddprun/sharding/shard_units.h>
 
 namespace ddprun::ddp {
 namespace {
 
-/// For work on the units within operators and backward: hidden from autograd and from operator_watch.h.
+/// For work on the units within operators and backward: hidden from autograd and from watch_storage().
 struct Unobserved {
   at::DisableRecordFunctionGuard no_record;
   torch::NoGradGuard no_grad;
 };
 
-// The label of a watched storage: a unit's full tensor, or this rank's shard of it.
-std::size_t full_label(std::size_t unit) { return 2 * unit; }
-std::size_t shard_label(std::size_t unit) { return 2 * unit + 1; }
+// The label of a watched storage: 2 * unit for a unit's full tensor, 2 * unit + 1 for this rank's shard of
+// it.
 std::size_t unit_of(std::size_t label) { return label / 2; }
 bool is_full(std::size_t label) { return label % 2 == 0; }
 
@@ -51,8 +48,8 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     for (std::size_t unit = 0; unit < units.size(); ++unit) {
       set_hooks(unit, [&](std::size_t parameter) { return new Hook(*this, unit, parameter); });
       if (!units[unit].is_sharded()) continue;
-      watch_storage(units[unit].storage(), *this, full_label(unit));
-      watch_storage(units[unit].shard().storage().unsafeGetStorageImpl(), *this, shard_label(unit));
+      watch_storage(units[unit].storage(), *this, 2 * unit);
+      watch_storage(units[unit].shard().storage().unsafeGetStorageImpl(), *this, 2 * unit + 1);
     }
   }
 
@@ -203,7 +200,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   std::vector<FlatParameter> units;
   std::mutex mutex;  ///< guards what follows against autograd's threads
   GatherSchedule schedule;
-  std::vector<int> pins;  ///< running operators that use the unit, and FullParameters
+  std::vector<int> pins;  ///< running operators that use the unit, and full_parameters()
   std::set<int> open_backwards;
   std::optional<std::size_t> reducing;
   bool synchronize = true;
@@ -255,28 +252,26 @@ at::Tensor FullyShardedDataParallel::clip_grad_norm(double max_norm) {
   return norm;
 }
 
-FullyShardedDataParallel::NoSync::NoSync(FullyShardedDataParallel& owner)
-    : owner_(owner), previous_(std::exchange(owner.engine_->synchronize, false)) {}
-FullyShardedDataParallel::NoSync::~NoSync() { owner_.engine_->synchronize = previous_; }
+bool FullyShardedDataParallel::set_synchronize(bool synchronize) {
+  return std::exchange(engine_->synchronize, synchronize);
+}
 
-FullyShardedDataParallel::FullParameters::FullParameters(FullyShardedDataParallel& owner) : owner_(owner) {
-  Engine& engine = *owner.engine_;
-  const std::lock_guard lock(engine.mutex);
+void FullyShardedDataParallel::gather_all() {
+  const std::lock_guard lock(engine_->mutex);
   const Unobserved unobserved;
-  ++engine.full_scopes;
-  for (std::size_t unit = 0; unit < engine.units.size(); ++unit) {
-    engine.units[unit].gather_whole();
-    ++engine.pins[unit];
+  ++engine_->full_scopes;
+  for (std::size_t unit = 0; unit < engine_->units.size(); ++unit) {
+    engine_->units[unit].gather_whole();
+    ++engine_->pins[unit];
   }
 }
 
-FullyShardedDataParallel::FullParameters::~FullParameters() {
-  Engine& engine = *owner_.engine_;
-  const std::lock_guard lock(engine.mutex);
+void FullyShardedDataParallel::release_all() {
+  const std::lock_guard lock(engine_->mutex);
   const Unobserved unobserved;
-  --engine.full_scopes;
-  for (std::size_t unit = 0; unit < engine.units.size(); ++unit)
-    if (--engine.pins[unit] == 0) engine.free(unit, /*keep=*/true);
+  --engine_->full_scopes;
+  for (std::size_t unit = 0; unit < engine_->units.size(); ++unit)
+    if (--engine_->pins[unit] == 0) engine_->free(unit, /*keep=*/true);
 }
 
 std::map<std::string, at::Tensor> FullyShardedDataParallel::consolidate(

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ScopeExit.h>
 
-#include <ddprun/ddp/output_tensors.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/group/process_group.h>
 
 namespace torch::nn {
@@ -67,7 +68,7 @@ class FullyShardedDataParallel {
   ///         parameter on the meta device has no Options::initialise
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
-  /// Only while no NoSync or FullParameters refers to it.
+  /// Only while no no_sync() or full_parameters() refers to it.
   FullyShardedDataParallel(FullyShardedDataParallel&&) noexcept;
   ~FullyShardedDataParallel();
 
@@ -101,35 +102,17 @@ class FullyShardedDataParallel {
   /// While the returned object lives, backward keeps this rank's whole gradients instead of adding to the
   /// shards': accumulation without communication, but with a whole gradient in memory. Divide the loss by the
   /// number of micro-batches yourself.
-  class [[nodiscard]] NoSync {
-   public:
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    friend FullyShardedDataParallel;
-    explicit NoSync(FullyShardedDataParallel& owner);
-    FullyShardedDataParallel& owner_;
-    bool previous_;
-  };
-  NoSync no_sync() { return NoSync(*this); }
+  auto no_sync() {
+    return c10::make_scope_exit([this, previous = set_synchronize(false)] { set_synchronize(previous); });
+  }
 
   /// While the returned object lives, every parameter is whole on every rank: to save, export, load, or
   /// evaluate on one rank. Changes are kept if all ranks make the same. Do not step the optimizer meanwhile.
   /// Every rank calls it.
-  class [[nodiscard]] FullParameters {
-   public:
-    ~FullParameters();
-    FullParameters(const FullParameters&) = delete;
-    FullParameters& operator=(const FullParameters&) = delete;
-
-   private:
-    friend FullyShardedDataParallel;
-    explicit FullParameters(FullyShardedDataParallel& owner);
-    FullyShardedDataParallel& owner_;
-  };
-  FullParameters full_parameters() { return FullParameters(*this); }
+  auto full_parameters() {
+    gather_all();
+    return c10::make_scope_exit([this] { release_all(); });
+  }
 
   /// An optimizer's state for the shards (exp_avg, say), whole and by parameter name. Every rank calls it and
   /// gets the result. per_shard: in the order of shards(); undefined if there is none yet.
@@ -156,6 +139,9 @@ class FullyShardedDataParallel {
   void synchronize_buffers();
 
  private:
+  bool set_synchronize(bool synchronize);  ///< returns what it was
+  void gather_all();
+  void release_all();
   void before_forward();
   void after_forward();
   std::optional<at::ScalarType> output_dtype() const;

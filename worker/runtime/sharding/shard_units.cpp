@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/flight/flight_analysis.h>
 #include <ddprun/group/collectives.h>
 
@@ -88,15 +88,15 @@ void ask_for_units(const std::vector<torch::nn::Module*>& asked_units,
   std::vector<std::size_t> size_of(parameters.size(), std::numeric_limits<std::size_t>::max());
   for (std::size_t unit = 0; unit < asked_units.size(); ++unit) {
     if (asked_units[unit] == nullptr)
-      throw std::invalid_argument("FullyShardedDataParallel: unit " + std::to_string(unit) +
-                                  ": expected a module, got nullptr");
+      throw std::invalid_argument(
+          c10::str("FullyShardedDataParallel: unit ", unit, ": expected a module, got nullptr"));
     const auto inside = asked_units[unit]->parameters();
     for (const auto& tensor : inside) {
       const auto found = std::find_if(parameters.begin(), parameters.end(),
                                       [&](const NamedTensor& named) { return named.tensor.is_same(tensor); });
       if (found == parameters.end())
-        throw std::invalid_argument("FullyShardedDataParallel: unit " + std::to_string(unit) + " (" +
-                                    asked_units[unit]->name() + ") is not a part of the module");
+        throw std::invalid_argument(c10::str("FullyShardedDataParallel: unit ", unit, " (",
+                                             asked_units[unit]->name(), ") is not a part of the module"));
       const auto index = static_cast<std::size_t>(found - parameters.begin());
       if (inside.size() >= size_of[index]) continue;
       size_of[index] = inside.size();

@@ -59,24 +59,6 @@ std::int64_t padded_numel(const Tensor& parameter) {
 /// A tensor's parameter, name, dtype and sizes.
 using Description = std::tuple<std::size_t, std::string, int, std::vector<std::int64_t>>;
 
-std::string describe(const std::vector<ZeroOptimizer::NamedTensors>& own) {
-  std::vector<Description> tensors;
-  for (std::size_t i = 0; i < own.size(); ++i)
-    for (const auto& [name, tensor] : own[i])
-      tensors.emplace_back(i, name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec());
-  return nlohmann::json(tensors).dump();
-}
-
-void receive_all(const ProcessGroup& group, int source, const std::string& descriptions,
-                 std::vector<ZeroOptimizer::NamedTensors>& all) {
-  for (const auto& [parameter, name, dtype, sizes] :
-       nlohmann::json::parse(descriptions).get<std::vector<Description>>()) {
-    std::vector<Tensor> tensors = {torch::empty(sizes, static_cast<torch::Dtype>(dtype))};
-    group.handle()->recv(tensors, source, /*tag=*/0)->wait();
-    all.at(parameter).emplace_back(name, tensors[0]);
-  }
-}
-
 }  // namespace
 
 std::vector<int> partition_parameters(const std::vector<std::vector<std::int64_t>>& group_sizes, int ranks) {
@@ -196,7 +178,11 @@ Tensor ZeroOptimizer::step(LossClosure closure) {
 
 std::vector<ZeroOptimizer::NamedTensors> ZeroOptimizer::gather_to_rank_0(
     const std::vector<NamedTensors>& own) const {
-  const auto descriptions = all_gather(group_, describe(own));
+  std::vector<Description> tensors_here;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    for (const auto& [name, tensor] : own[i])
+      tensors_here.emplace_back(i, name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec());
+  const auto descriptions = all_gather(group_, nlohmann::json(tensors_here).dump());
   std::vector<NamedTensors> all(owners_.size());
   if (group_.rank() != 0) {
     for (const auto& tensors : own)
@@ -210,7 +196,13 @@ std::vector<ZeroOptimizer::NamedTensors> ZeroOptimizer::gather_to_rank_0(
   for (std::size_t i = 0; i < own.size(); ++i)
     for (const auto& [name, tensor] : own[i]) all[i].emplace_back(name, tensor.detach().cpu());
   for (int source = 1; source < group_.size(); ++source)
-    receive_all(group_, source, descriptions[static_cast<std::size_t>(source)], all);
+    for (const auto& [parameter, name, dtype, sizes] :
+         nlohmann::json::parse(descriptions[static_cast<std::size_t>(source)])
+             .get<std::vector<Description>>()) {
+      std::vector<Tensor> tensors = {torch::empty(sizes, static_cast<torch::Dtype>(dtype))};
+      group_.handle()->recv(tensors, source, /*tag=*/0)->wait();
+      all.at(parameter).emplace_back(name, tensors[0]);
+    }
   return all;
 }
 

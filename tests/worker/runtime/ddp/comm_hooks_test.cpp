@@ -13,7 +13,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/group/collectives.h>
 #include "tests/support/catch.h"
 #include "tests/support/fake_gpus.h"

@@ -1,4 +1,3 @@
-#include <ddprun/ddp/join.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/sgd.h>

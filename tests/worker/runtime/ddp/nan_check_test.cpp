@@ -1,4 +1,4 @@
-#include <ddprun/ddp/nan_check.h>
+#include <ddprun/ddp/checks.h>
 
 #include <cmath>
 #include <limits>

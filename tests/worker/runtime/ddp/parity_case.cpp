@@ -13,7 +13,6 @@
 
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/flight/flight_recorder.h>
 #include <ddprun/group/collectives.h>

@@ -1,4 +1,4 @@
-#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/comm_hooks.h>
 
 #include <torch/nn/modules/linear.h>
 
@@ -6,7 +6,6 @@
 #include <string>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/ddp/comm_hooks.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/runtime/ddp/hook_training.h"

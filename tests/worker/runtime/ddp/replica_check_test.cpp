@@ -1,4 +1,4 @@
-#include <ddprun/ddp/replica_check.h>
+#include <ddprun/ddp/checks.h>
 
 #include <cstdint>
 #include <stdexcept>

@@ -11,7 +11,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/run/run_worker.h>

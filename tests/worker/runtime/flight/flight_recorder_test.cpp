@@ -5,7 +5,6 @@
 #include <thread>
 
 #include <ddprun/common/files.h>
-#include <ddprun/flight/flight_dump.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
@@ -13,12 +12,11 @@ using namespace ddprun::ddp;
 
 namespace {
 
-Collective all_reduce(std::int64_t elements) {
+CollectiveRecord all_reduce(std::int64_t elements) {
   return {.op = "all_reduce",
-          .dtype = "Float",
+          .dtype = "float",
           .elements = elements,
           .tensors = 1,
-          .dims = 1,
           .shape = {elements},
           .bytes = 4 * elements};
 }
@@ -56,7 +54,7 @@ TEST_CASE("send and recv have no place in the group's order", "[flight]") {
   const auto group = recorder.add_group("world");
   recorder.begin(
       group,
-      {.op = "send", .dtype = "Float", .elements = 3, .tensors = 1, .peer = 1, .point_to_point = true});
+      {.op = "send", .dtype = "float", .elements = 3, .tensors = 1, .peer = 1, .point_to_point = true});
   recorder.begin(group, all_reduce(5));
   CHECK(recorder.records()[0].sequence == 0);
   CHECK(describe(recorder.records()[0]) == "send of 3 float to rank 1");
@@ -94,7 +92,7 @@ TEST_CASE("a failure begins at the first pending collective of its group", "[fli
 TEST_CASE("a failure does not begin at a collective of which nobody knows whether it has ended", "[flight]") {
   FlightRecorder recorder;
   const auto group = recorder.add_group("world");
-  Collective exchange = all_reduce(1);
+  CollectiveRecord exchange = all_reduce(1);
   exchange.told_by_wait = true;
   const auto first = recorder.begin(group, exchange);
   CHECK(recorder.first_pending(recorder.begin(group, exchange))->sequence == 2);
@@ -104,7 +102,7 @@ TEST_CASE("a failure does not begin at a collective of which nobody knows whethe
 TEST_CASE("all-reduces of the expected sizes are buckets, in order", "[flight]") {
   FlightRecorder recorder;
   const auto group = recorder.add_group("world");
-  const auto bucket_of_next = [&](const Collective& call) {
+  const auto bucket_of_next = [&](const CollectiveRecord& call) {
     recorder.begin(group, call);
     return recorder.records(1)[0].bucket;
   };
@@ -112,7 +110,7 @@ TEST_CASE("all-reduces of the expected sizes are buckets, in order", "[flight]")
   recorder.expect_buckets(group, {40, 20});
   CHECK(bucket_of_next(all_reduce(3)) == -1);  // something else
   CHECK(bucket_of_next(all_reduce(10)) == 0);
-  Collective half = all_reduce(5);  // compressed to two bytes an element
+  CollectiveRecord half = all_reduce(5);  // compressed to two bytes an element
   half.bytes = 10;
   CHECK(bucket_of_next(half) == 1);
   CHECK(bucket_of_next(all_reduce(10)) == -1);  // they are all there
@@ -153,13 +151,8 @@ TEST_CASE("a dump is read back as it was written", "[flight]") {
   const auto group = recorder.add_group("world", {0, 1, 2});
   recorder.expect_buckets(group, {20});
   recorder.set_completed(recorder.begin(group, all_reduce(5)));
-  recorder.begin(group, {.op = "broadcast",
-                         .dtype = "Long",
-                         .elements = 6,
-                         .tensors = 2,
-                         .dims = 2,
-                         .shape = {2, 3},
-                         .peer = 1});
+  recorder.begin(
+      group, {.op = "broadcast", .dtype = "long", .elements = 6, .tensors = 2, .shape = {2, 3}, .peer = 1});
   const FlightDump dump{1, 3, "a reason", epoch_now_ns(), recorder.records(), recorder.groups()};
   const auto read = parse_flight_dump(to_json(dump));
   CHECK(read.rank == 1);

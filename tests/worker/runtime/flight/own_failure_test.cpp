@@ -11,7 +11,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
-#include <ddprun/flight/recording_backend.h>
 #include <ddprun/run/run_worker.h>
 #include "tests/support/catch.h"
 

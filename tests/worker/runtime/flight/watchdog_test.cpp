@@ -9,7 +9,6 @@
 #include <thread>
 
 #include <ddprun/common/files.h>
-#include <ddprun/flight/flight_dump.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
@@ -87,7 +86,7 @@ struct Rank {
                                    .publish_every = 10ms,
                                    .answer_within = answer_within}) {}
   FlightRecorder::Id call(const char* op, std::int64_t elements) {
-    return recorder.begin(group, {.op = op, .dtype = "Float", .elements = elements, .tensors = 1});
+    return recorder.begin(group, {.op = op, .dtype = "float", .elements = elements, .tensors = 1});
   }
   FlightRecorder recorder;
   FlightRecorder::Group group;

@@ -16,10 +16,10 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/ddp/sync_batch_norm.h>
-#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/flight_recorder.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/collectives.h>

@@ -1,4 +1,4 @@
-#include <ddprun/group/local_all_reduce.h>
+#include <ddprun/group/shared_sum.h>
 
 #include <unistd.h>
 #include <chrono>

@@ -13,7 +13,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/loader.h>
-#include <ddprun/ddp/replica_check.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/rounds.h>

@@ -12,9 +12,9 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/comm_hooks.h>
-#include <ddprun/ddp/replica_check.h>
-#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/rounds.h>

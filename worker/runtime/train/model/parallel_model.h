@@ -5,10 +5,9 @@
 #include <memory>
 #include <optional>
 
+#include <ddprun/ddp/checks.h>
+#include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
-#include <ddprun/ddp/join.h>
-#include <ddprun/ddp/nan_check.h>
-#include <ddprun/ddp/powersgd_hook.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/optim/optimization.h>

@@ -18,7 +18,7 @@
 #include <tuple>
 #include <utility>
 
-#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/train/optim/observed_optimizer.h>
 
 namespace ddprun::train {

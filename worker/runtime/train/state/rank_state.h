@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <vector>
 
-#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/group/process_group.h>
 
 namespace ddprun::train {

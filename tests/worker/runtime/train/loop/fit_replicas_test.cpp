@@ -6,7 +6,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/ddp/replica_check.h>
+#include <ddprun/ddp/checks.h>
 #include <ddprun/group/spawn.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/run.h>
