@@ -97,8 +97,8 @@ ConsoleSink::ConsoleSink(asio::io_context& io, int fd, std::string name)
       thread_(io, kFull),
       target_(std::make_shared<Descriptor>(fd, std::move(name), thread_.warn())) {}
 
-void ConsoleSink::write(Writer writer, std::string_view prefix, std::string_view line) {
-  if (target_->gone() || line.empty()) return;
+void ConsoleSink::write(Writer writer, std::string_view prefix, std::string_view lines) {
+  if (target_->gone() || lines.empty()) return;
   hide_transient();
   if (transient_owner_ == writer) transient_.clear();
   const bool continues = line_open_ && line_owner_ == writer;
@@ -106,9 +106,15 @@ void ConsoleSink::write(Writer writer, std::string_view prefix, std::string_view
     end_open_line();
     buffer_ += prefix;
   }
-  buffer_ += line;
   workers_wrote_ = true;
-  line_open_ = line.back() != '\n';
+  line_open_ = lines.back() != '\n';
+  if (!prefix.empty())
+    for (auto end = lines.find('\n') + 1; end != 0 && end != lines.size(); end = lines.find('\n') + 1) {
+      buffer_ += lines.substr(0, end);
+      buffer_ += prefix;
+      lines.remove_prefix(end);
+    }
+  buffer_ += lines;
   line_owner_ = writer;
   flush_soon();
 }

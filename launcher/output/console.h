@@ -34,9 +34,9 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   bool is_terminal() const { return is_terminal_; }
   int fd() const { return fd_; }
 
-  /// Writes a line. Without '\n', the writer's next text continues it without a prefix; another writer's text
-  /// ends it first.
-  void write(Writer writer, std::string_view prefix, std::string_view line);
+  /// Writes lines, each with the prefix before it. If the last has no '\n', the writer's next text continues
+  /// it without a prefix; another writer's text ends it first.
+  void write(Writer writer, std::string_view prefix, std::string_view lines);
 
   /// Ends the line that the writer has left open.
   void end_line(Writer writer);

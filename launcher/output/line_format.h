@@ -18,8 +18,9 @@ class LineSplitter {
   static constexpr std::size_t kMaxLine = std::size_t{1} << 20;
 
   /// Calls on_line(std::string_view) for each line with its '\n', and for each piece of an overlong line.
+  /// together  lines may come in one call if all of them are in these bytes
   template <typename OnLine>
-  void add(std::string_view bytes, OnLine on_line);
+  void add(std::string_view bytes, OnLine on_line, bool together = false);
 
   /// The unfinished line.
   std::string_view partial() const { return partial_; }
@@ -97,9 +98,9 @@ class OutputTail {
 // -- details --
 
 template <typename OnLine>
-void LineSplitter::add(std::string_view bytes, OnLine on_line) {
+void LineSplitter::add(std::string_view bytes, OnLine on_line, bool together) {
   while (!bytes.empty()) {
-    const auto newline = bytes.find('\n');
+    const auto newline = together && partial_.empty() ? bytes.rfind('\n') : bytes.find('\n');
     const bool ends = newline != std::string_view::npos;
     std::string_view part = ends ? bytes.substr(0, newline + 1) : bytes;
     check_invariant(partial_.size() < kMaxLine, "an unfinished line is shorter than the longest");

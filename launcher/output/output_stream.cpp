@@ -167,7 +167,9 @@ void OutputStream::take(std::string_view bytes) {
   if (!targets_.console && !targets_.filtered) return;
   line_start_ = targets_.plan.prefix;
   if (targets_.plan.timestamps) line_start_ = utc_iso(JobClock::Wall::now(), 3) + " " + targets_.plan.prefix;
-  splitter_.add(bytes, [this](std::string_view line) { take_line(line); });
+  const bool together = !to_terminal_ && !targets_.filtered;  // no line of its own is looked at
+  splitter_.add(
+      bytes, [this](std::string_view line) { take_line(line); }, together);
   if (!filtered_.empty()) targets_.writer->write(targets_.filtered, std::exchange(filtered_, {}));
   if (to_terminal_ && !splitter_.partial().empty()) schedule_partial();
 }

@@ -58,6 +58,16 @@ TEST_CASE("a line in pieces has one prefix, and ends before another writer's", "
   CHECK(rig.shown() == "[a]:long line\n[a]:cut \n[b]:other\n[a]:off\n[b]:end");
 }
 
+TEST_CASE("each of several lines that come together has the prefix", "[console]") {
+  ConsoleRig rig(make_pipe());
+  auto& out = *rig.console.out();
+  out.write(&rig.a, "[a]:", "one\n\ntwo\nth");
+  out.write(&rig.a, "[a]:", "ree\nfour\n");
+  out.write(&rig.b, "[b]:", "five\n");
+  out.write(&rig.a, "", "six\nseven\n");
+  CHECK(rig.shown() == "[a]:one\n[a]:\n[a]:two\n[a]:three\n[a]:four\n[b]:five\nsix\nseven\n");
+}
+
 TEST_CASE("a console whose reader is slow has no room, until it is read", "[console]") {
   auto ends = GENERATE(0, 1) == 0 ? make_pipe() : make_sockets();
   ConsoleRig rig(std::move(ends));

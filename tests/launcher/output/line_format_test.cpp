@@ -26,6 +26,16 @@ TEST_CASE("lines come out whole however the bytes come in", "[line_format]") {
   }
 }
 
+TEST_CASE("lines that come together may leave together, after the one that had begun", "[line_format]") {
+  LineSplitter splitter;
+  Lines lines;
+  for (const char* bytes : {"one\ntwo\nth", "ree", "\nfour\nfive\nsix"})
+    splitter.add(
+        bytes, [&](std::string_view line) { lines.emplace_back(line); }, /*together=*/true);
+  CHECK(lines == Lines{"one\ntwo\n", "three\n", "four\nfive\n"});
+  CHECK(splitter.partial() == "six");
+}
+
 TEST_CASE("a line that is too long comes in pieces, and nothing of it is lost", "[line_format]") {
   const std::size_t max = LineSplitter::kMaxLine;
   LineSplitter splitter;
