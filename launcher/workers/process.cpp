@@ -108,6 +108,7 @@ int run_child(void* argument) {
   // Start even if the pipe is full or its reader is dead.
   if (setup.announce_fd >= 0) [[maybe_unused]]
     const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
+  ::signal(SIGPIPE, SIG_IGN);  // drops the one that waits if the reader is dead: all signals are blocked here
   if (!set_standard_streams(setup.standard_fds)) fail_child(setup.failure, "dup2");
   if (!keep_descriptors(setup.inherited_fds)) fail_child(setup.failure, "fcntl");
   if (!setup.worker.cpus.empty() && ::sched_setaffinity(0, setup.cpus.bytes(), setup.cpus.data()) != 0)
