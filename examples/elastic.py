@@ -1,0 +1,45 @@
+"""MNIST's size of a training whose lost ranks ddprun replaces while the others go on, without a lost step:
+
+    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --standby=1 examples/elastic.py
+
+and in another terminal: kill -9 the process of any rank. Needs PyTorch and ddprun's Python package.
+"""
+import os
+
+import torch
+from ddprun import elastic
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+epochs = int(os.environ.get("EPOCHS", 20))
+torch.set_num_threads(1)
+torch.manual_seed(0)  # the same data and first weights on every rank
+images, labels = torch.randn(2000, 784), torch.randint(0, 10, (2000,))
+net = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+data = TensorDataset(images, labels)
+loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, world, rank))
+
+# What a training is after a whole step. Everything else is made anew in each round.
+state = elastic.State(model=net, optimizer=optimizer, schedule=schedule, epoch=0, batch=0)
+
+
+@elastic.run(state)  # waits here in a standby process
+def train() -> None:
+    model = DistributedDataParallel(net)
+    for state.epoch in range(state.epoch, epochs):
+        for x, y in state.batches(loader):  # those that are not done
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            state.commit()  # this step is done
+            if rank == 0:
+                print(f"step {state.commits}: loss {loss.item():.9f}", flush=True)
+        schedule.step()
+
+
+train()
+print(f"rank {rank}: weights {sum(p.double().sum() for p in net.parameters()).item():.17g} after {state.commits} steps", flush=True)

@@ -1,0 +1,658 @@
+"""PyTorch programs in which ddprun replaces a lost rank alone, while the others keep their process and their state.
+
+>>> state = elastic.State(model=net, optimizer=optimizer, epoch=0, batch=0)
+>>> @elastic.run(state)
+... def train():                                    # called again in each round, with a process group that works
+...     model = DistributedDataParallel(net)
+...     for state.epoch in range(state.epoch, epochs):
+...         for images, labels in state.batches(loader):
+...             optimizer.zero_grad()
+...             loss(model(images), labels).backward()
+...             optimizer.step()
+...             state.commit()                      # this step is done
+>>> train()
+
+ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 train.py
+
+When a rank is lost, the others leave `train` by an exception at their next collective or commit(), connect with the new process, and take the
+state of the rank that has done the most steps. No step is lost, nor done twice. Under torchrun, or alone, `train` is called once.
+"""
+import array
+import contextlib
+import copy
+import datetime
+import functools
+import gc
+import hashlib
+import json
+import os
+import pathlib
+import random
+import socket
+import stat
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar, Union
+
+import torch
+import torch.distributed
+
+dist: Any = torch.distributed  # it does not export all that its documentation lists
+
+__all__ = ["RoundOver", "State", "run"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LEAVE_WITHIN = 60.0  # seconds from a new round's beginning to a rank's leaving the one before
+_ABORT_AFTER = 0.3  # a silent host closes no connection
+_BUCKET = 32 << 20  # bytes of a broadcast
+_LOOK_EVERY = 0.002  # seconds, at who has come
+
+
+class RoundOver(Exception):
+    """Another rank was lost: ends the function that elastic.run() calls, which calls it again. Do not keep it."""
+
+
+class State:
+    """What a training is after a whole step: the same on all ranks.
+
+    Objects with state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers) are broadcast to new ranks; so is every other
+    value, which must be one that pickle takes and small. All are attributes. `batch`, if given, counts the batches of the epoch that are done.
+
+    Raises TypeError for a module that is wrapped for a process group: that ends with its round, so wrap it in the function.
+    """
+
+    def __init__(self, **entries: Any) -> None:
+        for name, entry in entries.items():
+            if hasattr(type(self), name) or name.startswith("_"):
+                raise TypeError(f"elastic.State: '{name}' is the State's own: give it another name")
+            if type(entry).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+                raise TypeError(f"elastic.State: {name} is wrapped in {type(entry).__name__}: give the bare module, and wrap it in each round")
+        self._objects = [name for name, entry in entries.items() if _has_state(entry)]
+        self._values = [name for name in entries if name not in self._objects]
+        self._commits = 0
+        self._steps_since = 0  # an optimizer's, since the last commit
+        self._rounds: Optional[_Rounds] = None
+        self._position: Optional[int] = None  # the batches of the epoch that are done once the current one is
+        self._connected = False  # has been in a round
+        self._looked = False  # at whether the state can go on in place, in this round
+        # As they were at the last commit, for what follows may be half a step:
+        self._kept: Dict[str, Any] = {}  # the values
+        self._small: Dict[str, Any] = {}  # states of schedulers, scalers and the like, which may change between steps
+        self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
+        self._buffers: List[torch.Tensor] = []
+        self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
+        vars(self).update(entries)
+        self._optimizers = self._all(torch.optim.Optimizer)
+        large = [*self._optimizers, *self._all(torch.nn.Module)]
+        self._small_objects = [name for name in self._objects if not any(vars(self)[name] is one for one in large)]
+        for optimizer in self._optimizers:
+            optimizer.register_step_post_hook(self._note_step)
+        self._keep()
+
+    @property
+    def commits(self) -> int:
+        """How many steps are done."""
+        return self._commits
+
+    def commit(self) -> None:
+        """This step is done. Call it right after the last optimizer step, with no collective between them.
+
+        Raises RuntimeError outside of the function that elastic.run() calls; RoundOver if another rank was lost.
+        """
+        if self._rounds is None:
+            raise RuntimeError("elastic: commit() outside of the function that elastic.run() calls")
+        self._commits += 1
+        if self._position is not None:
+            self.batch = self._position
+        self._keep()
+        if not self._looked:  # the function may have moved or sharded the model
+            self._looked = True
+            self._rounds.announce(self)
+        self._rounds.check()
+
+    def batches(self, loader: Any, seed: int = 0) -> Iterator[Any]:
+        """The epoch's batches that are not done, from a DataLoader or another iterable; then `batch` is 0 again.
+
+        The order and the random numbers of a batch follow from the seed, the rank, `epoch` and the batch's number alone: a sampler's set_epoch()
+        is called, and the generators of torch, random and NumPy are seeded before each batch. Batches that are done are not loaded
+        if the loader has a batch_sampler.
+        """
+        if "batch" not in self._values:
+            raise RuntimeError("elastic: batches() needs State(..., batch=0)")
+        epoch = int(getattr(self, "epoch", 0))
+        samplers: List[Any] = [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        done = int(self.batch)
+        _seed(seed, epoch, -1)
+        rest = _without_first(loader, done)
+        for number, batch in enumerate(rest, done):
+            if self._rounds is not None:
+                self._rounds.check()
+            _seed(seed, epoch, number)
+            self._position = number + 1
+            yield batch
+        self._position = None
+        self.batch = 0
+
+    def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """Writes the state of the last commit, on rank 0 alone, for torch.load(); a file there is replaced once the new one is whole."""
+        if dist.is_initialized() and dist.get_rank() != 0:
+            return
+        file = pathlib.Path(path)
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            with open(part, "wb") as out:
+                torch.save(self._payload(), out)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(part, file)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                part.unlink()
+
+    def resume(self, path: Union[str, "os.PathLike[str]"]) -> bool:
+        """Takes the state from a file of save(), if there is one; call it on every rank, before the function that elastic.run() calls.
+
+        Raises ValueError naming the file if it cannot be read or is not of this state.
+        """
+        if not os.path.exists(path):
+            return False
+        try:
+            payload = torch.load(path, map_location="cpu", weights_only=True)
+            self._restore(payload)
+        except Exception as error:  # torch.load has a dozen of them
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+        return True
+
+    # What follows is for _Rounds and run().
+
+    def _all(self, kind: Any) -> List[Any]:
+        return [vars(self)[name] for name in self._objects if isinstance(vars(self)[name], kind)]
+
+    def _note_step(self, *_: Any) -> None:
+        self._steps_since += 1
+
+    def _keep(self) -> None:
+        self._steps_since = 0
+        self._kept = {name: copy.deepcopy(vars(self)[name]) for name in self._values}
+        self._small = {name: _mapped(vars(self)[name].state_dict(), torch.Tensor, torch.clone) for name in self._small_objects}
+        self._groups = [[_without_params(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
+        buffers = [buffer for module in self._all(torch.nn.Module) for buffer in module.buffers()]
+        with torch.no_grad():
+            if len(buffers) != len(self._copies) or any(a.shape != b.shape for a, b in zip(buffers, self._copies)):
+                self._copies = [buffer.clone() for buffer in buffers]
+            elif buffers:
+                torch._foreach_copy_(self._copies, buffers)
+        self._buffers = buffers
+
+    def _go_back(self) -> None:
+        """To the last commit, from somewhere in the step after it."""
+        self._position = None
+        vars(self).update(copy.deepcopy(self._kept))
+        for name, kept in self._small.items():
+            vars(self)[name].load_state_dict(copy.deepcopy(kept))
+        for optimizer, groups in zip(self._optimizers, self._groups):
+            for group, kept in zip(optimizer.param_groups, groups):
+                group.update(kept)
+        with torch.no_grad():
+            for buffer, kept in zip(self._buffers, self._copies):
+                buffer.copy_(kept)
+        for module in self._all(torch.nn.Module):
+            for parameter in module.parameters():
+                parameter.grad = None
+
+    def _payload(self) -> Dict[str, Any]:
+        return {
+            "commits": self._commits,
+            "values": dict(self._kept),
+            "objects": {name: vars(self)[name].state_dict() for name in self._objects},
+        }
+
+    def _restore(self, payload: Dict[str, Any]) -> None:
+        names = sorted([*payload["objects"], *payload["values"]])
+        if names != sorted([*self._objects, *self._values]):
+            raise ValueError(f"expected the state of {sorted([*self._objects, *self._values])}, got that of {names}")
+        for name, kept in payload["objects"].items():
+            vars(self)[name].load_state_dict(kept)
+        vars(self).update(payload["values"])
+        self._commits = payload["commits"]
+        self._keep()
+
+    def _why_not(self) -> str:
+        """Why the survivors' state cannot be trusted, or is not whole, when a rank is lost; empty: it can."""
+        for name in self._objects:
+            if isinstance(vars(self)[name], torch.nn.Module):
+                for parameter in vars(self)[name].parameters():
+                    if hasattr(parameter, "device_mesh"):
+                        return f"{name} has DTensors, whose shards are lost with their rank"
+                    if parameter.is_cuda:
+                        return f"{name} is on a GPU, where a step that is given up may leave any numbers"
+            if type(vars(self)[name]).__name__ == "ZeroRedundancyOptimizer":
+                return f"{name} shards its state, and a part is lost with its rank"
+        return ""
+
+    def _signature(self) -> str:
+        """What must be the same on all ranks: names, and the models' parameters with their shapes."""
+        parts = [f"{name}: {type(vars(self)[name]).__name__}" for name in self._objects] + self._values
+        for name in self._objects:
+            if isinstance(vars(self)[name], torch.nn.Module):
+                parts += [f"{name}.{key} {tuple(value.shape)} {value.dtype}" for key, value in vars(self)[name].named_parameters()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _agree(self) -> None:
+        """Takes the state of the rank that has done the most steps. Every rank calls it first in a round."""
+        rank = dist.get_rank()
+        self._looked = False
+        self._go_back()
+        mine = {"commits": self._commits, "whole": self._steps_since == 0, "connected": self._connected, "signature": self._signature()}
+        everyone: List[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        others = [i for i, one in enumerate(everyone) if one["signature"] != everyone[0]["signature"]]
+        if others:
+            raise RuntimeError(f"elastic: the state of rank {others[0]} has other names, types or shapes than that of rank 0")
+        going_on = any(one["connected"] for one in everyone)  # a new process has nothing but a beginning
+        sources = [i for i, one in enumerate(everyone) if one["whole"] and one["connected"] == going_on]
+        if not sources:
+            raise RuntimeError(
+                "elastic: no rank has the state of a whole step: an optimizer had stepped, and what came before commit() failed on every rank. "
+                "Call commit() right after the last optimizer.step()"
+            )
+        source = max(sources, key=lambda i: (everyone[i]["commits"], -i))
+        if going_on or any(one["commits"] != everyone[source]["commits"] for one in everyone):
+            payload = _broadcast(self._payload() if rank == source else None, source)
+            if rank != source:
+                self._restore(payload)
+        self._connected = True
+
+
+def run(state: State, *, backend: Optional[str] = None, timeout: datetime.timedelta = datetime.timedelta(minutes=30)) -> Callable[[_Function], _Function]:
+    """Makes a function one that is called in each round of the job, with torch.distributed's default group initialized, and ends it after.
+
+    backend: as for init_process_group; by default Gloo for tensors on CPUs, NCCL for those on GPUs. timeout: of its collectives.
+    Under ddprun --recover=rank the function is called again after a rank is lost; everything that it made for the group before (a
+    DistributedDataParallel, a subgroup) must be its own and be made anew.
+
+    Raises RuntimeError if a process group is initialized before, or for a second call while the first runs.
+    """
+    if not isinstance(state, State):
+        raise TypeError("elastic.run: expected a State: @elastic.run(state)")
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def rounds_of(*arguments: Any, **keywords: Any) -> Any:
+            if state._rounds is not None:
+                raise RuntimeError("elastic: a second run() of this State while the first one runs")
+            if dist.is_initialized():
+                raise RuntimeError("elastic: torch.distributed is initialized already: elastic.run() does that in each round")
+            _stand_by()
+            rounds = _Rounds(backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"), timeout)
+            state._rounds = rounds
+            rounds.announce(state)
+            try:
+                while True:
+                    try:
+                        return rounds.one(state, function, arguments, keywords)
+                    except Exception as error:
+                        if not rounds.next():
+                            raise
+                        traceback.clear_frames(error.__traceback__)  # or what they made for the group would live on
+                    gc.collect()
+            finally:
+                state._rounds = None
+                rounds.end()
+
+        return rounds_of  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Rounds:
+    """This rank's rounds: docs/recovery.md, "The protocol"."""
+
+    def __init__(self, backend: str, timeout: datetime.timedelta) -> None:
+        self._backend, self._timeout = backend, timeout
+        self._round = int(os.environ.get("DDPRUN_ROUND") or 0)
+        self._socket = _socket_of("DDPRUN_ROUND_FD", socket.SOCK_SEQPACKET)
+        self._told = threading.Condition()
+        self._newest: Optional[Tuple[Dict[str, Any], Optional[int]]] = None  # a later round, and rank 0's socket
+        self._abort_at = self._leave_until = float("inf")
+        self._over = self._ended = self._warned = False
+        self._store: Any = None
+        if self._socket is None:
+            return
+        os.set_inheritable(self._socket.fileno(), False)
+        self._wake, self._waker = socket.socketpair()
+        threading.Thread(target=self._watch, name="ddprun-rounds", daemon=True).start()
+
+    def announce(self, state: State) -> None:
+        """Tells ddprun whether this rank can go on when another one is lost."""
+        why_not = state._why_not() if self._socket is not None else ""
+        if why_not and not self._warned and os.environ.get("RANK") == "0":
+            print(f"elastic: if a rank is lost, all start again from your checkpoint: {why_not}", file=sys.stderr, flush=True)
+        self._warned = self._warned or bool(why_not)
+        self._say(not why_not)
+
+    def check(self) -> None:
+        if self._over:
+            raise RoundOver("another rank was lost")
+
+    def one(self, state: State, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        self._connect()
+        state._agree()
+        result = function(*arguments, **keywords)
+        dist.barrier()  # whoever is lost until here still needs this rank
+        self._say(False)
+        return result
+
+    def next(self) -> bool:
+        """After an exception: whether it came from the loss of a rank. If so, the next round begins."""
+        if self._socket is None:
+            return False
+        patience = 3.0 if int(os.environ.get("GROUP_WORLD_SIZE") or 1) > 1 else 0.5
+        with self._told:
+            if not self._told.wait_for(lambda: self._newest is not None, patience):
+                return False
+            notice, listening = self._newest  # type: ignore[misc]
+            self._newest = None
+            self._abort_at = self._leave_until = float("inf")
+            self._over = False
+        self._leave()
+        self._round = notice["round"]
+        os.environ.update(
+            DDPRUN_ROUND=str(notice["round"]),
+            TORCHELASTIC_RESTART_COUNT=str(notice["restart_count"]),
+            MASTER_ADDR=notice["master_addr"],
+            MASTER_PORT=str(notice["master_port"]),
+        )
+        os.environ.pop("DDPRUN_STORE_FD", None)
+        if listening is not None:
+            os.environ["DDPRUN_STORE_FD"] = str(listening)
+        return True
+
+    def end(self) -> None:
+        with self._told:
+            self._ended = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._waker.send(b".")
+        if dist.is_initialized():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+        self._store = None
+
+    def _say(self, recovers: bool) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # ddprun is gone
+                self._socket.send(json.dumps({"recovers": recovers, "stands_by": True}).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _connect(self) -> None:
+        if "RANK" not in os.environ:  # alone
+            dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)
+            return
+        if self._socket is None:
+            dist.init_process_group(self._backend, timeout=self._timeout)
+            return
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listening = _socket_fd("DDPRUN_STORE_FD") if rank == 0 else None
+        if rank != 0:
+            self._until(lambda: _listens(address, port))
+        self._store = dist.TCPStore(
+            address, port, world, is_master=rank == 0, timeout=self._timeout, wait_for_workers=False, master_listen_fd=listening
+        )
+        store = dist.PrefixStore(f"ddprun/{self._round}", self._store)
+        store.add("here", 1)
+        self._until(lambda: store.add("here", 0) >= world)
+        dist.init_process_group(self._backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
+
+    def _until(self, there: Callable[[], bool]) -> None:
+        """Waits for the other ranks of the round: others may be lost meanwhile, or take minutes to start."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not there():
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"elastic: not all ranks have come to round {self._round} within {self._timeout}")
+            time.sleep(_LOOK_EVERY)
+
+    def _leave(self) -> None:
+        if dist.is_initialized():
+            for leave in (getattr(dist.distributed_c10d, "_abort_process_group", None), dist.destroy_process_group):
+                with contextlib.suppress(Exception):
+                    if leave is not None and dist.is_initialized():
+                        leave()
+        self._store = None
+
+    def _watch(self) -> None:
+        assert self._socket is not None
+        import select
+
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        poll.register(self._wake.fileno(), select.POLLIN)
+        while True:
+            waits = self._abort_at != float("inf")
+            ready = poll.poll(100 if waits else None)
+            if self._ended:
+                return
+            for descriptor, _ in ready:
+                if descriptor == self._socket.fileno() and not self._take():
+                    poll.unregister(self._socket.fileno())  # ddprun is gone
+            if not ready:
+                self._make_leave()
+
+    def _take(self) -> bool:
+        text, descriptors = _receive(self._socket, wait=False)
+        if text is None:
+            return True
+        if not text:
+            return False
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            notice = json.loads(text)
+            with self._told:
+                if notice["round"] > self._round:
+                    self._newest = (notice, descriptors.pop(0) if descriptors else None)
+                    self._over = True
+                    self._abort_at = min(self._abort_at, time.monotonic() + _ABORT_AFTER)
+                    self._leave_until = min(self._leave_until, time.monotonic() + _LEAVE_WITHIN)
+                    self._told.notify_all()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _make_leave(self) -> None:
+        """Makes the main thread leave a collective, once its round is over."""
+        with self._told:
+            now = time.monotonic()
+            if now < self._abort_at:
+                return
+            self._abort_at = now + 1
+            late = now > self._leave_until
+        for group in list(getattr(dist.distributed_c10d._world, "pg_names", {})):
+            with contextlib.suppress(Exception):  # old versions have none for Gloo
+                group.abort()
+        if late:
+            print(f"elastic: another rank was lost, and this one could not leave its round within {_LEAVE_WITHIN:.0f} s", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def _has_state(entry: Any) -> bool:
+    return callable(getattr(entry, "state_dict", None)) and callable(getattr(entry, "load_state_dict", None))
+
+
+def _seed(seed: int, epoch: int, number: int) -> None:
+    rank = int(os.environ.get("RANK") or 0)
+    digest = hashlib.sha256(f"{seed} {rank} {epoch} {number}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    random.seed(digest)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int.from_bytes(digest[:4], "little"))
+
+
+def _without_params(group: Dict[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+class _Later:
+    """A batch sampler without its first batches."""
+
+    def __init__(self, sampler: Any, first: int) -> None:
+        self._sampler, self._first = sampler, first
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._sampler):
+            if number >= self._first:
+                yield batch
+
+    def __len__(self) -> int:
+        return max(0, len(self._sampler) - self._first)
+
+
+def _without_first(loader: Any, first: int) -> Iterator[Any]:
+    if first > 0 and isinstance(loader, torch.utils.data.DataLoader) and loader.batch_sampler is not None:
+        rest: Any = copy.copy(loader)
+        vars(rest).update(batch_sampler=_Later(loader.batch_sampler, first), persistent_workers=False, _iterator=None)
+        loader = rest
+        first = 0
+    batches: Iterator[Any] = iter(loader)
+    for _ in range(first):
+        next(batches, None)
+    return batches
+
+
+class _Tensor:
+    """Stands for a tensor that travels by itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype, self.on_gpu = tuple(tensor.shape), tensor.dtype, tensor.is_cuda
+
+    def __call__(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device="cuda" if self.on_gpu else "cpu")
+
+
+def _mapped(value: Any, of: Any, function: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples, with function(x) for each x of a type."""
+    if isinstance(value, of):
+        return function(value)
+    if isinstance(value, dict):
+        mapped = copy.copy(value)
+        for key, item in value.items():
+            mapped[key] = _mapped(item, of, function)
+        return mapped
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, of, function) for item in value)
+    return value
+
+
+def _broadcast(payload: Any, source: int) -> Any:
+    """The source's nested value on every rank: what is no tensor pickled, and tensors as tensors, many in one piece."""
+    tensors: List[torch.Tensor] = []
+
+    def taken_out(tensor: torch.Tensor) -> _Tensor:
+        tensors.append(tensor.detach())
+        return _Tensor(tensor)
+
+    def made(described: _Tensor) -> torch.Tensor:
+        tensors.append(described())
+        return tensors[-1]
+
+    box = [_mapped(payload, torch.Tensor, taken_out)]
+    dist.broadcast_object_list(box, src=source)
+    if payload is None:
+        box = [_mapped(box[0], _Tensor, made)]
+    with torch.no_grad():
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.broadcast(flat, src=source)
+            if payload is None:
+                begin = 0
+                for tensor in bucket:
+                    tensor.copy_(flat[begin : begin + tensor.numel()].view(tensor.shape))
+                    begin += tensor.numel()
+    return payload or box[0]
+
+
+def _buckets(tensors: List[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
+    kinds: Dict[Any, List[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device.type), []).append(tensor)
+    for alike in kinds.values():
+        bucket: List[torch.Tensor] = []
+        size = 0
+        for tensor in alike:
+            bucket.append(tensor)
+            size += tensor.numel() * tensor.element_size()
+            if size >= _BUCKET:
+                yield bucket
+                bucket, size = [], 0
+        if bucket:
+            yield bucket
+
+
+def _socket_fd(variable: str) -> Optional[int]:
+    """The descriptor in a variable, if it is a socket: the variable may be left over from elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = int(os.environ.get(variable, "-1"))
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return descriptor
+    return None
+
+
+def _socket_of(variable: str, kind: int) -> Optional[socket.socket]:
+    descriptor = _socket_fd(variable)
+    if descriptor is None:
+        return None
+    found = socket.socket(fileno=descriptor)
+    if found.type == kind:
+        return found
+    found.detach()
+    return None
+
+
+def _receive(sender: Any, wait: bool) -> Tuple[Optional[str], List[int]]:
+    """The next packet's text and descriptors. None: there is none; empty: the sender is gone."""
+    descriptors = array.array("i")
+    try:
+        data, control, _, _ = sender.recvmsg(1 << 16, socket.CMSG_SPACE(16 * descriptors.itemsize), 0 if wait else socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None, []
+    except OSError:
+        return "", []
+    for level, kind, content in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return data.decode(errors="replace"), list(descriptors)
+
+
+def _listens(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((address, port), timeout=1).close()
+        return True
+    return False
+
+
+def _stand_by() -> None:
+    """In a process of ddprun --standby: waits until it is needed, and becomes the rank that it then is."""
+    order = _socket_of("DDPRUN_STANDBY_FD", socket.SOCK_SEQPACKET)
+    if order is None:
+        return
+    text, descriptors = _receive(order, wait=True)
+    if not text:
+        os._exit(0)  # not needed any more
+    del os.environ["DDPRUN_STANDBY_FD"]
+    order.close()
+    told = json.loads(text)
+    os.environ.update(told["env"])
+    for name, descriptor in zip(told["fds"], descriptors):
+        if name in ("0", "1", "2"):
+            os.dup2(descriptor, int(name))
+            os.close(descriptor)
+        else:
+            os.set_inheritable(descriptor, True)
+            os.environ[name] = str(descriptor)

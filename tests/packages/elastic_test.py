@@ -1,0 +1,259 @@
+"""ddprun.elastic with the real ddprun and PyTorch: ranks that are killed are replaced, and the training is that of an undisturbed run.
+
+usage: elastic_test.py DDPRUN; DDPRUN_TEST_PYTHON names a Python with PyTorch
+"""
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+DDPRUN = sys.argv[1]
+PYTHON = os.environ.get("DDPRUN_TEST_PYTHON")
+if not PYTHON:
+    print("skipped: DDPRUN_TEST_PYTHON names no Python with PyTorch")
+    sys.exit(4)
+EXAMPLE = SOURCE / "examples/elastic.py"
+EPOCHS = 8  # of 50 steps
+
+
+def environment(**more):
+    return {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "PYTHON_EXEC": PYTHON, "OMP_NUM_THREADS": "1", "EPOCHS": str(EPOCHS), **more}
+
+
+def run(script, *flags, launcher=None, **variables):
+    """Runs a script's text, or a file; returns exit code, stdout and stderr."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = script
+        if isinstance(script, str):
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(script)
+        command = [*(launcher if launcher is not None else [DDPRUN, *flags]), program]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(**variables), timeout=200)
+        return done.returncode, done.stdout, done.stderr
+
+
+def weights(out):
+    return dict(re.findall(r"rank (\d): weights (\S+) after", out))
+
+
+def children_by_rank(parent):
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                variables = dict(item.split("=", 1) for item in (entry / "environ").read_text().split("\0") if "=" in item)
+                if (entry / "comm").read_text() != "ddprun-guard\n" and "RANK" in variables:
+                    found[int(variables["RANK"])] = int(entry.name)
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+class Job:
+    """The example under ddprun. A rank is killed at some time after given steps."""
+
+    def __init__(self, kills, *flags):
+        self.steps, self.out, seen, chance = [], "", [], random.Random(1)
+        job = subprocess.Popen([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=20", *flags, EXAMPLE], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=environment())
+        reader = threading.Thread(target=lambda: seen.append(job.stderr.read()))
+        reader.start()
+        for line in job.stdout:
+            self.out += line
+            step = re.match(r"step (\d+): ", line)
+            if not step:
+                continue
+            self.steps.append(int(step[1]))
+            if kills and self.steps[-1] >= kills[0][0]:
+                rank = kills.pop(0)[1]
+                pid = children_by_rank(job.pid).get(rank)
+                if pid:
+                    threading.Timer(chance.uniform(0, 0.02), os.kill, (pid, signal.SIGKILL)).start()
+        self.code = job.wait()
+        reader.join()
+        self.err = seen[0]
+
+
+class Recovery(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.undisturbed = Job([])
+        assert cls.undisturbed.code == 0, cls.undisturbed.err
+
+    def check(self, job, kills):
+        self.assertEqual(0, job.code, job.err)
+        self.assertEqual(kills, job.err.count("replacing only this rank"), job.err)
+        self.assertEqual(weights(self.undisturbed.out), weights(job.out))
+        self.assertEqual({"0", "1"}, set(weights(job.out)))
+
+    def test_ranks_that_are_killed_are_replaced_without_a_lost_step(self):
+        job = Job([(30, 1), (120, 0), (250, 1)])
+        self.check(job, 3)
+        # What rank 0 was about to print when it was killed is nowhere; no step is done twice.
+        self.assertEqual(sorted(set(job.steps)), job.steps)
+        self.assertLessEqual(EPOCHS * 50 - len(job.steps), 1)
+        self.assertNotIn("restarting all", job.err)
+
+    def test_a_standby_process_takes_over(self):
+        job = Job([(60, 0), (200, 1)], "--standby=1")
+        self.check(job, 2)
+
+    def test_under_torchrun_and_alone_the_function_runs_once(self):
+        code, out, err = run(EXAMPLE, launcher=[PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2"])
+        self.assertEqual(0, code, err)
+        self.assertEqual(weights(self.undisturbed.out), weights(out))
+        code, out, err = run(EXAMPLE, launcher=[PYTHON], EPOCHS="1")
+        self.assertEqual(0, code, err)
+        self.assertIn("after 100 steps", out)
+
+
+NET = """
+import os, sys, torch, torch.distributed as dist
+from ddprun import elastic
+torch.set_num_threads(1)
+rank = int(os.environ.get("RANK", 0))
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+"""
+
+
+class Misuse(unittest.TestCase):
+    def refused(self, script, expected, *flags):
+        code, _, err = run(NET + script, "--nproc-per-node=2", *flags)
+        self.assertNotEqual(0, code)
+        self.assertIn(expected, err)
+
+    def test_a_state_that_differs_between_ranks_names_one(self):
+        self.refused("""
+if rank == 1: net = torch.nn.Linear(4, 1)
+elastic.run(elastic.State(model=net))(lambda: None)()
+""", "elastic: the state of rank 1 has other names, types or shapes than that of rank 0")
+
+    def test_a_group_of_the_programs_own(self):
+        self.refused("dist.init_process_group('gloo')\nelastic.run(elastic.State(model=net))(lambda: None)()",
+                     "torch.distributed is initialized already")
+
+    def test_commit_outside_of_run(self):
+        self.refused("elastic.State(model=net).commit()", "commit() outside of the function that elastic.run() calls")
+
+    def test_a_second_run(self):
+        self.refused("""
+state = elastic.State(model=net)
+elastic.run(state)(lambda: elastic.run(state)(lambda: None)())()
+""", "elastic: a second run() of this State while the first one runs")
+
+    def test_a_wrapped_module_or_a_name_of_its_own(self):
+        self.refused("""
+@elastic.run(elastic.State(model=net))
+def train(): elastic.State(model=torch.nn.parallel.DistributedDataParallel(net))
+train()
+""", "elastic.State: model is wrapped in DistributedDataParallel: give the bare module")
+        self.refused("elastic.State(commit=1)", "elastic.State: 'commit' is the State's own")
+
+    def test_an_optimizer_that_stepped_without_a_commit_is_no_state(self):
+        self.refused("""
+state = elastic.State(model=net, optimizer=optimizer)
+@elastic.run(state)
+def train():
+    if os.environ["DDPRUN_ROUND"] != "0": return
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    if rank == 1: os.kill(os.getpid(), 9)
+    dist.barrier()
+    state.commit()
+train()
+""", "Call commit() right after the last optimizer.step()", "--recover=rank", "--max-restarts=1")
+
+    def test_sharded_parameters_are_said(self):
+        self.refused("""
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+state = elastic.State(model=net)
+@elastic.run(state)
+def train():
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    state.commit()
+    sys.exit(3)
+train()
+""", "elastic: if a rank is lost, all start again from your checkpoint: model has DTensors", "--recover=rank", "--max-restarts=1")
+
+
+class Alone(unittest.TestCase):
+    def passes(self, script):
+        code, out, err = run(NET + script, launcher=[PYTHON])
+        self.assertEqual(0, code, err)
+        return out
+
+    def test_a_saved_state_resumes(self):
+        self.passes("""
+import pathlib, tempfile
+from collections import Counter
+scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], 0.5)
+state = elastic.State(model=net, optimizer=optimizer, scheduler=scheduler, epoch=0, batch=0)
+folder = tempfile.TemporaryDirectory()
+path = pathlib.Path(folder.name, "state.pt")
+assert not state.resume(path)
+@elastic.run(state)
+def train():
+    for x in state.batches(list(torch.ones(5, 2, 3))):
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        state.commit()
+        if state.commits == 3: state.save(path)
+train()
+kept = torch.load(path)
+assert kept["commits"] == 3 and kept["values"] == {"epoch": 0, "batch": 3}, kept
+end = [p.detach().clone() for p in net.parameters()]
+assert state.resume(path) and state.batch == 3 and state.commits == 3
+train()
+assert state.commits == 5 and all(torch.equal(a, b) for a, b in zip(end, net.parameters()))
+path.write_bytes(path.read_bytes()[:100])
+try: state.resume(path)
+except ValueError as error: assert str(path) in str(error), error
+else: raise SystemExit("a damaged file was taken")
+try: elastic.State(other=net).resume(path)
+except ValueError: pass
+assert os.listdir(folder.name) == ["state.pt"]
+""")
+
+    def test_the_rest_of_an_epoch_is_its_end_and_nothing_done_is_loaded(self):
+        self.passes("""
+from torch.utils.data import DataLoader, Dataset
+class Noted(Dataset):
+    seen = []
+    def __len__(self): return 20
+    def __getitem__(self, i):
+        self.seen.append(i)
+        return i
+def epoch(state, stop=None, **more):
+    Noted.seen.clear()
+    taken = []
+    for number, batch in enumerate(state.batches(DataLoader(Noted(), batch_size=4, shuffle=True, **more))):
+        if number == stop: return taken
+        taken.append((batch.tolist(), torch.rand(1).item()))
+    assert state.batch == 0
+    return taken
+state = elastic.State(model=net, epoch=1, batch=0)
+whole = epoch(state)
+assert len(whole) == 5
+state.batch = 3
+assert epoch(state) == whole[3:] and len(Noted.seen) == 8, Noted.seen
+state.batch = 5
+assert epoch(state) == []
+state.epoch = 2
+assert epoch(state) != whole
+""")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
