@@ -307,7 +307,7 @@ void Standbys::fill() {
   });
 }
 
-void Standbys::start_one() {
+void Standbys::start_one() try {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return;
   Standby standby{{}, UniqueFd(ends[0])};
@@ -326,6 +326,9 @@ void Standbys::start_one() {
   }
   standby.process = std::move(std::get<Process>(started));
   waiting_.push_back(std::move(standby));
+} catch (const std::exception& error) {  // no descriptors left: the job goes on without
+  log_warning("--standby: cannot start a process: " + std::string(error.what()));
+  count_ = 0;
 }
 
 std::optional<Process> Standbys::become(const WorkerSpec& worker, const StandardFds& fds) {
