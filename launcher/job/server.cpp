@@ -36,8 +36,8 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/events/threads.h"
 #include "launcher/events/clock.h"
+#include "launcher/events/threads.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/protocol.h"
 

@@ -243,7 +243,8 @@ void pass_error_to_parent(const FailureReport& report, const std::optional<std::
   if (!error_file || error_file->empty()) return;
   std::error_code unknown;
   const auto folder = std::filesystem::absolute(*error_file, unknown).parent_path();
-  if (unknown) return log_warning("TORCHELASTIC_ERROR_FILE: the current folder is gone, so the error is not passed on");
+  if (unknown)
+    return log_warning("TORCHELASTIC_ERROR_FILE: the current folder is gone, so the error is not passed on");
   if (!std::filesystem::exists(folder, unknown) && !unknown)
     return log_warning("TORCHELASTIC_ERROR_FILE: there is no folder " + printable(folder.string()) +
                        ", so the error is not passed on; is the variable left over from another job?");

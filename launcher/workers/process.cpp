@@ -309,7 +309,8 @@ void Standbys::fill() {
 
 void Standbys::start_one() try {
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return;
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    throw std::system_error(errno, std::generic_category(), "socketpair");
   Standby standby{{}, UniqueFd(ends[0])};
   const UniqueFd theirs(ends[1]);
   const UniqueFd dev_null = open_dev_null(O_RDWR);
