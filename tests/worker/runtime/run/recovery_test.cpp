@@ -20,8 +20,8 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/recovery.h>
 #include <ddprun/ddp/comm_hooks.h>
-#include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/lr_schedule.h>
+#include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/optimizer.h>
 #include <ddprun/train/state/run_memory.h>
 #include "tests/support/catch.h"

@@ -22,11 +22,11 @@
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/sharded_state.h>
+#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/optimizer_state.h>
-#include <ddprun/train/state/rank_state.h>
 #include <ddprun/train/state/run_memory.h>
+#include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/shard_writer.h>
-#include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {

@@ -2,11 +2,6 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include <ddprun/train/optim/monitor.h>
 
 namespace torch::optim {
