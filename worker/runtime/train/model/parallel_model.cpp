@@ -182,6 +182,7 @@ LrScheduleOptions ParallelModel::schedule() const {
   length.steps_meant = steps_meant_;
   auto schedule = schedule_options(options, lr_of(options, run_.group.size()), length, run_.mode);
   schedule.one_cycle.lr_factors = lr_factors_;
+  schedule.plateau.monitor = run_.monitor;
   return schedule;
 }
 

@@ -17,6 +17,8 @@
 namespace ddprun::train {
 namespace {
 
+const char* mode_name(MonitorMode mode) { return mode == MonitorMode::kMin ? "min" : "max"; }
+
 using OneCycle = LrScheduleOptions::OneCycle;
 using Lrs = std::vector<double>;  // of the optimizer's groups
 using torch::optim::Optimizer;
@@ -213,7 +215,7 @@ c10::impl::GenericDict arguments_state(const LrScheduleOptions& options, Optimiz
                          {"cooldown", plateau.cooldown},
                          {"eps", plateau.eps},
                          {"mode_worse", worst_value<double>(plateau.mode)},
-                         {"mode", plateau.mode == MonitorMode::kMin ? "min" : "max"},
+                         {"mode", mode_name(plateau.mode)},
                          {"threshold", plateau.threshold},
                          {"threshold_mode", plateau.absolute ? "abs" : "rel"}});
     case LrScheduleKind::kNone:
@@ -324,6 +326,7 @@ c10::impl::GenericDict LrSchedule::state_dict() const {
     state.insert("best", best_);
     state.insert("cooldown_counter", cooldown_);
     state.insert("num_bad_epochs", bad_epochs_);
+    if (const auto& monitor = options_.plateau.monitor; !monitor.empty()) state.insert("monitor", monitor);
   }
   add_position(state, last_epoch, last_lrs_, plateau ? nullptr : &initial_lrs_);
   const auto warmup_steps = options_.warmup_steps;
@@ -354,11 +357,16 @@ void LrSchedule::load_state_dict(const c10::impl::GenericDict& state) {
     own = schedulers[1].toGenericDict();
   }
   const DictReader schedule(own, kOwner);
+  const auto& plateau = options_.plateau;
+  const auto is_other = [&](const char* key, const std::string& ours) {
+    return schedule.has(key) && schedule.text(key) != ours;
+  };
   if (options_.kind == LrScheduleKind::kPlateau) {
     const double best = schedule.number("best");
-    const auto cooldown = schedule.integer("cooldown_counter");
-    bad_epochs_ = schedule.integer("num_bad_epochs");
-    best_ = best, cooldown_ = cooldown;
+    const auto cooldown = schedule.integer("cooldown_counter"),
+               bad_epochs = schedule.integer("num_bad_epochs");
+    if (!is_other("monitor", plateau.monitor) && !is_other("mode", mode_name(plateau.mode)))
+      best_ = best, cooldown_ = cooldown, bad_epochs_ = bad_epochs;
   } else {
     initial_lrs_ = read_lrs(schedule, "base_lrs");
   }

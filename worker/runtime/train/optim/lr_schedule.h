@@ -42,7 +42,8 @@ struct LrScheduleOptions {
     bool three_phase = false;
   } one_cycle;
 
-  struct Plateau {  ///< ReduceLROnPlateau
+  struct Plateau {             ///< ReduceLROnPlateau
+    std::string monitor = {};  ///< what it watches, for its state alone; empty: not said
     MonitorMode mode = MonitorMode::kMin;
     double factor = 0.1;
     std::int64_t patience = 10;
