@@ -42,13 +42,11 @@
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/metrics.h>
-#include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/gradients.h>
 #include <ddprun/train/optim/lr_schedule.h>
 #include <ddprun/train/optim/observed_optimizer.h>
+#include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/optimizer.h>
-#include <ddprun/train/optim/precision.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/checkpoint_writer.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>

@@ -140,14 +140,15 @@ class NodeSupervisor : public Supervisor {
                   "(--token-file, DDPRUN_TOKEN)");
     CoordinatorServer::Listen listen_again;
     if (nodes_.port_is_workers)
-      listen_again = [this, addresses] { return listen_at(nodes_.endpoint, addresses, true).sockets; };
+      listen_again = [at = nodes_.endpoint, addresses] { return listen_at(at, addresses, true).sockets; };
     CoordinatorServer& server = connections_.servers.emplace_back(
         job_.io,
         CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
                             job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
                             lost ? std::optional(membership_.asking_since()) : std::nullopt},
         nodes_.token, std::move(listening.sockets), std::move(listen_again));
-    server.on_all_gone([this] { job_.events.push(PeerEvent{}); });
+    // This supervisor may be gone by then: ddprun's own output is still being written.
+    server.on_all_gone([&events = job_.events] { events.push(PeerEvent{}); });
     job_.monitor->gather();
     server.on_summary(
         [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
@@ -280,7 +281,7 @@ class NodeSupervisor : public Supervisor {
   /// While workers run: leads a round in place on request. True once it begins.
   bool begins_round() override {
     while (const auto* message = link().peek()) {
-      if (const auto* start = std::get_if<Start>(message)) return start->in_place;
+      if (const auto* start = std::get_if<Start>(message)) return start->in_place && start->number > round_;
       const auto* lead = std::get_if<Lead>(message);
       if (lead == nullptr) return false;
       this->lead(*lead, std::nullopt);  // rank 0 may still listen on the last one

@@ -37,6 +37,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/clock.h"
+#include "launcher/events/threads.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/protocol.h"
 
@@ -144,20 +145,22 @@ asio::awaitable<void> answer_asker(JobMonitor& monitor, std::shared_ptr<stream_p
 // -- metrics --
 
 /// The current content of the page that a worker of this node has named.
-void answer_report(const nlohmann::ordered_json& view, Response& response) {
-  for (const auto& rank : view["ranks"]) {
-    const std::filesystem::path page = rank["status"].value("report", "");
-    std::error_code error;
-    if (page.empty() || !std::filesystem::is_regular_file(page, error)) continue;  // not yet
-    try {
-      response.body() = read_file(page, kMostReportBytes);
-      response.set(http::field::content_type, "text/html; charset=utf-8");
-      return;
-    } catch (const IoError&) {  // as if there were none
-    }
-  }
-  response.result(http::status::not_found);
-  response.body() = "no worker of this node has written a report yet\n";
+/// The newest report of a worker of this node; nullopt: there is none, or the disk does not answer.
+asio::awaitable<std::optional<std::string>> read_report(const nlohmann::ordered_json& view) {
+  std::vector<std::filesystem::path> pages;
+  for (const auto& rank : view["ranks"]) pages.emplace_back(rank["status"].value("report", ""));
+  const auto found = std::make_shared<std::optional<std::string>>();
+  const std::function<void()> read = [found, pages] {
+    for (const auto& page : pages) try {
+        std::error_code error;
+        if (page.empty() || !std::filesystem::is_regular_file(page, error)) continue;  // not yet
+        *found = read_file(page, kMostReportBytes);
+        return;
+      } catch (const IoError&) {  // as if there were none
+      }
+  };
+  const AsideEnd end = co_await run_aside(read, LoopClock::now() + kHttpTimeout);
+  co_return end == AsideEnd::kDone ? *found : std::nullopt;
 }
 
 Response respond(JobMonitor& monitor, const std::string& token,
@@ -186,7 +189,8 @@ Response respond(JobMonitor& monitor, const std::string& token,
     response.set(http::field::content_type, "application/json");
     response.body() = monitor.view().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   } else if (target == "/report") {
-    answer_report(monitor.view(), response);
+    response.result(http::status::not_found);  // unless it can be read(), aside
+    response.body() = "no worker of this node has written a report yet\n";
   } else if (target == "/healthz") {
     response.body() = "ok\n";
   } else {
@@ -210,7 +214,18 @@ asio::awaitable<void> answer_browser(JobMonitor& monitor, std::string token,
     stream.expires_after(kHttpTimeout);
     co_await http::async_read(stream, buffer, parser, asio::redirect_error(asio::use_awaitable, error));
     if (error) co_return;
-    const Response response = respond(monitor, token, parser.get());
+    Response response = respond(monitor, token, parser.get());
+    if (response.result() == http::status::not_found && parser.get().target().starts_with("/report")) {
+      const auto view = monitor.view();
+      auto page = co_await read_report(view);
+      if (page) {
+        response.result(http::status::ok);
+        response.set(http::field::content_type, "text/html; charset=utf-8");
+        response.body() = std::move(*page);
+        response.prepare_payload();
+        if (parser.get().method() == http::verb::head) response.body().clear();
+      }
+    }
     keep = response.keep_alive();
     stream.expires_after(kHttpTimeout);
     co_await http::async_write(stream, response, asio::redirect_error(asio::use_awaitable, error));
@@ -263,7 +278,7 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobM
   ::mkdir(folder.c_str(), 0700);
   if (is_private_folder(folder)) {
     in_use_.reset(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    ::flock(in_use_.get(), LOCK_SH);
+    ::flock(in_use_.get(), LOCK_SH | LOCK_NB);  // whoever holds it alone keeps no job from starting
   } else {
     error = asio::error::access_denied;
   }

@@ -220,7 +220,8 @@ std::string core_place(std::string_view pattern, pid_t pid, const std::filesyste
 
 std::string core_place(pid_t pid) {
   const std::string pattern = read_or_empty("/proc/sys/kernel/core_pattern");
-  return core_place(pattern.substr(0, pattern.find('\n')), pid, std::filesystem::current_path());
+  std::error_code gone;
+  return core_place(pattern.substr(0, pattern.find('\n')), pid, std::filesystem::current_path(gone));
 }
 
 WorkerError error_for_parent(const FailureReport& report) {
@@ -240,8 +241,10 @@ WorkerError error_for_parent(const FailureReport& report) {
 
 void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file) {
   if (!error_file || error_file->empty()) return;
-  const auto folder = std::filesystem::absolute(*error_file).parent_path();
   std::error_code unknown;
+  const auto folder = std::filesystem::absolute(*error_file, unknown).parent_path();
+  if (unknown)
+    return log_warning("TORCHELASTIC_ERROR_FILE: the current folder is gone, so the error is not passed on");
   if (!std::filesystem::exists(folder, unknown) && !unknown)
     return log_warning("TORCHELASTIC_ERROR_FILE: there is no folder " + printable(folder.string()) +
                        ", so the error is not passed on; is the variable left over from another job?");

@@ -106,6 +106,7 @@ JobOutput::JobOutput(Console& console, const Options& options, const std::string
     : options_(options),
       job_name_(run_id == job_id ? job_id : folder_name(run_id) + "_" + job_id.substr(0, 8)),
       temp_folder_(temp_folder),
+      started_in_(std::filesystem::current_path()),
       console_(console) {}
 
 std::filesystem::path JobOutput::attempt_folder(int attempt) const {
@@ -123,7 +124,7 @@ std::vector<std::filesystem::path> JobOutput::error_files(int attempt, int worke
 }
 
 std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir) const {
-  return std::filesystem::absolute(log_dir) / job_name_;
+  return started_in_ / log_dir / job_name_;
 }
 
 asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::function<bool()> give_up) {

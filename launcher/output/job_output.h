@@ -76,7 +76,7 @@ class JobOutput {
 
   const Options& options_;
   std::string job_name_;
-  std::filesystem::path temp_folder_;
+  std::filesystem::path temp_folder_, started_in_;
   Console& console_;
   std::shared_ptr<const LogFolder> log_folder_;  ///< the job's, once made
   bool folder_missing_ = false;                  ///< the last attempt's

@@ -45,8 +45,8 @@ std::vector<Coordinator::NodeId> Coordinator::former_members() const {
   }
   std::vector<NodeId> members;
   for (const auto& [rank, id] : by_rank) members.push_back(id);
-  members.resize(std::max(members.size(), static_cast<std::size_t>(former_.nodes - (ended ? 1 : 0))),
-                 kNobody);
+  const int others = std::max(former_.nodes - (ended ? 1 : 0), 0);
+  members.resize(std::max(members.size(), static_cast<std::size_t>(others)), kNobody);
   return members;
 }
 

@@ -117,7 +117,8 @@ class Reader {
 // The fields of each message on the wire: visit(fields, message) writes with a Writer and reads with a
 // Reader. Integers have a range, texts a limit in bytes.
 
-constexpr int kMaxCount = 1'000'000;  ///< of nodes, ranks and workers
+constexpr int kMaxCount = 1'000'000;      ///< of nodes, ranks and workers
+constexpr int kMaxRound = 1'000'000'000;  ///< of rounds and restarts: others are counted on from it
 constexpr int kMaxPort = 65535;
 constexpr int kMaxSignal = 64;
 constexpr int kMaxExitCode = 255;
@@ -175,10 +176,10 @@ void visit(auto& fields, Join& join) {
   fields.text("address", join.address, kMaxName);
   fields.text("role", join.role, kMaxName);
   fields.text("program", join.program, kMaxName);
-  fields.integer("former_round", join.former.number, -1, INT_MAX);
+  fields.integer("former_round", join.former.number, -1, kMaxRound);
   fields.integer("former_nodes", join.former.nodes, 0, kMaxCount);
   fields.integer("former_rank", join.former.group_rank, 0, kMaxCount);
-  fields.integer("former_restarts", join.former.restarts, 0, INT_MAX);
+  fields.integer("former_restarts", join.former.restarts, 0, kMaxRound);
   fields.integer("former_restarts_used", join.former.restarts_used, 0, kMaxCount);
   fields.optional_integer("former_pause_ms", join.former.pause_ms, 0, INT_MAX);
   fields.flag("nobody_listens", join.former.nobody_listens);
@@ -186,24 +187,24 @@ void visit(auto& fields, Join& join) {
 }
 
 void visit(auto& fields, Leading& leading) {
-  fields.integer("round", leading.round, 0, INT_MAX);
+  fields.integer("round", leading.round, 0, kMaxRound);
   fields.integer("port", leading.port, 1, kMaxPort);
 }
 
 void visit(auto& fields, Failed& failed) {
-  fields.integer("round", failed.round, 0, INT_MAX);
+  fields.integer("round", failed.round, 0, kMaxRound);
   visit(fields, failed.end);
   fields.text("text", failed.text, kMaxText);
   fields.flag("in_place", failed.in_place);
 }
 
 /// Succeeded, Ended and Lead: only the round.
-void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, INT_MAX); }
+void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, kMaxRound); }
 
 void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
 
 void visit(auto& fields, Summary& summary) {
-  fields.integer("round", summary.round, 0, INT_MAX);
+  fields.integer("round", summary.round, 0, kMaxRound);
   fields.text("rank", summary.rank, kMaxSummary);
 }
 
@@ -222,7 +223,7 @@ void visit(auto& fields, Refused& refused) {
 }
 
 void visit(auto& fields, Start& start) {
-  fields.integer("round", start.number, 0, INT_MAX);
+  fields.integer("round", start.number, 0, kMaxRound);
   fields.integer("group_rank", start.group_rank, 0, kMaxCount);
   fields.integer("group_world_size", start.group_world_size, 1, kMaxCount);
   fields.integer("first_rank", start.first_rank, 0, kMaxCount);
@@ -233,14 +234,14 @@ void visit(auto& fields, Start& start) {
   fields.integer("master_port", start.master_port, 1, kMaxPort);
   fields.text("run_id", start.run_id, kMaxName);
   fields.flag("in_place", start.in_place);
-  fields.integer("restart_count", start.restart_count, 0, INT_MAX);
+  fields.integer("restart_count", start.restart_count, 0, kMaxRound);
   fields.integer("restarts_used", start.restarts_used, 0, kMaxCount);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
   fields.text("reason", start.reason, kMaxText);
 }
 
 void visit(auto& fields, Stop& stop) {
-  fields.integer("round", stop.round, 0, INT_MAX);
+  fields.integer("round", stop.round, 0, kMaxRound);
   fields.text("reason", stop.reason, kMaxText);
   fields.optional_flag("dump_stacks", stop.dump_stacks);
   bool hands_over = stop.hands_over.has_value();
@@ -248,7 +249,7 @@ void visit(auto& fields, Stop& stop) {
   if (!hands_over) return;
   Handover& handover = stop.hands_over ? *stop.hands_over : stop.hands_over.emplace();
   fields.integer("left", handover.left, 0, kMaxCount);
-  fields.integer("restarts", handover.restarts, 0, INT_MAX);
+  fields.integer("restarts", handover.restarts, 0, kMaxRound);
   fields.integer("restarts_used", handover.restarts_used, 0, kMaxCount);
   fields.integer("pause_ms", handover.pause_ms, 0, INT_MAX);
 }

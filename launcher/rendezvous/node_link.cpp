@@ -138,6 +138,7 @@ void NodeLink::send(const NodeMessage& message) {
 }
 
 void NodeLink::finish() {
+  finished_ = true;
   timer_.cancel();
   if (connection_) connection_->finish(kFarewellTimeout);
 }
@@ -208,6 +209,8 @@ asio::awaitable<void> NodeLink::connect() {
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(endpoint());
+  if (finished_)
+    throw LaunchError(LaunchError::kOwnFailure, "the job has ended");  // so has before_connecting's owner
   settings_.before_connecting(search_.place(), search_.asked_all(), addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {

@@ -124,7 +124,7 @@ class NodeLink {
   std::optional<int> summary_ms_;
   SharedSigns signs_;
   int missed_beats_ = 0;
-  bool timed_out_ = false;
+  bool timed_out_ = false, finished_ = false;
 };
 
 }  // namespace ddprun::launcher

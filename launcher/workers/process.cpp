@@ -307,9 +307,10 @@ void Standbys::fill() {
   });
 }
 
-void Standbys::start_one() {
+void Standbys::start_one() try {
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return;
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    throw std::system_error(errno, std::generic_category(), "socketpair");
   Standby standby{{}, UniqueFd(ends[0])};
   const UniqueFd theirs(ends[1]);
   const UniqueFd dev_null = open_dev_null(O_RDWR);
@@ -326,6 +327,9 @@ void Standbys::start_one() {
   }
   standby.process = std::move(std::get<Process>(started));
   waiting_.push_back(std::move(standby));
+} catch (const std::exception& error) {  // no descriptors left: the job goes on without
+  log_warning("--standby: cannot start a process: " + std::string(error.what()));
+  count_ = 0;
 }
 
 std::optional<Process> Standbys::become(const WorkerSpec& worker, const StandardFds& fds) {

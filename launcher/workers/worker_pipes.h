@@ -95,9 +95,11 @@ class RoundChannels {
     return UniqueFd(ends[1]);
   }
 
-  /// What this worker, or an earlier one in its place, last reported, if anything.
-  const std::optional<Abilities>& abilities(std::size_t index) {
-    Channel& channel = channels_.at(index);
+  /// What this worker, or an earlier one in its place, last reported, if anything. Nothing without a channel:
+  /// another node may have --recover=rank where this one has not.
+  std::optional<Abilities> abilities(std::size_t index) {
+    if (index >= channels_.size()) return std::nullopt;
+    Channel& channel = channels_[index];
     if (channel.ours)
       if (const auto news = receive_abilities(channel.ours.get())) channel.said = news;
     return channel.said;

@@ -313,6 +313,16 @@ TEST_CASE("long logs are shown at once", "[ctl]") {
   job.end();
 }
 
+TEST_CASE("a lock on the folder keeps no job from starting", "[ctl]") {
+  const TempDir folder;
+  ::chmod(folder.path().c_str(), 0700);
+  const UniqueFd held(::open(folder.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  REQUIRE(::flock(held.get(), LOCK_EX) == 0);
+  Command command = script({}, "true");
+  command.env["DDPRUN_CONTROL_DIR"] = folder.path().string();
+  CHECK(Finished(command).status == ExitStatus::exited(0));
+}
+
 TEST_CASE("a folder that others can enter is not used", "[ctl]") {
   const TempDir runtime;
   fs::create_directory(runtime.path() / "ddprun");

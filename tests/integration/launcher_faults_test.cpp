@@ -373,6 +373,21 @@ TEST_CASE("a temporary folder that cannot be made ends ddprun before any worker 
   CHECK(run.out.empty());
 }
 
+TEST_CASE("a current folder that is removed costs no report, no exit code and no restart", "[launcher]") {
+  const TempDir parent;
+  const auto folder = parent.path() / "job";
+  std::filesystem::create_directory(folder);
+  Command command = script({"--log-dir=../logs", "--redirects=3", "--max-restarts=1"},
+                           "rmdir " + folder.string() + " 2> /dev/null; exit 3");
+  command.env["TORCHELASTIC_ERROR_FILE"] = "error.json";
+  command.in_child = [&] {
+    if (::chdir(folder.c_str()) != 0) ::_exit(122);
+  };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(3));
+  CHECK_THAT(run.err, ContainsSubstring("restart 1 of 1") && ContainsSubstring("exit code 3"));
+}
+
 TEST_CASE("a job runs and ends where the kernel or a container forbids new system calls", "[launcher]") {
   need_vfork();
   const int error = GENERATE(ENOSYS, EPERM);

@@ -391,6 +391,33 @@ TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recov
   CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) == 4);
 }
 
+TEST_CASE("all workers start again if one node alone has --recover=rank", "[recover]") {
+  NodeJob nodes;
+  const std::vector<std::string> rest = {"ready", "--old-rank", "0", "exit", "3", "--old-rank", "1", "pause"};
+  auto first = rest;
+  first.insert(first.begin(), {"recovers", "true"});
+  nodes.start(recovering(1, {"--nnodes=2", "--node-rank=0"}), first);
+  nodes.start({"--nnodes=2", "--max-restarts=2", "--node-rank=1"}, rest);
+  CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
+  CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) == 4);
+}
+
+TEST_CASE("a standby process for which there are no descriptors costs no job", "[recover]") {
+  const TempDir folder;
+  const std::string waits = folder.path() / "waits", go = folder.path() / "go";
+  Command command = job(recovering(2, {"--standby=4"}),
+                        {"stand-by", waits, "recovers", "true", "ready", "wait-for-file", go});
+  command.in_child = [] {
+    const rlimit limit{40, 40};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  CHECK(wait_until([&] { return count_of("--standby: cannot start a process", ddprun.err()) > 0; }));
+  write_file_atomic(go, "");
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+}
+
 TEST_CASE("without restarts --recover=rank is pointed out", "[recover]") {
   const Finished run(script({"--recover=rank"}, "true"));
   CHECK_THAT(run.err, ContainsSubstring("--recover=rank has no effect without --max-restarts"));

@@ -14,7 +14,7 @@
 #include <ddprun/common/recovery.h>
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset.h>
-#include <ddprun/train/optim/precision.h>
+#include <ddprun/train/optim/gradients.h>
 
 namespace ddprun::worker {
 namespace {

@@ -27,6 +27,13 @@ CoordinatorSettings with_successors(CoordinatorSettings settings) {
   return settings;
 }
 
+TEST_CASE("a node that claims a round without nodes keeps no others from beginning", "[takeover]") {
+  CoordinatorRig rig(job(2, 2, 3));
+  rig.join(returning(rig, "a", 0, /*nobody_listens=*/true, 0));
+  rig.join(rig.wish("b"));
+  CHECK_NOTHROW(rig.obey());
+}
+
 TEST_CASE("more than half of the last round's nodes go on without their coordinator", "[takeover]") {
   CoordinatorRig rig(job(1, 4, 3));
   const auto b = rig.join(returning(rig, "b", 4));

@@ -13,10 +13,9 @@
 #include <ddprun/group/spawn.h>
 #include <ddprun/group/step_graph.h>
 #include <ddprun/train/model/metrics.h>
-#include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/gradients.h>
+#include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/optimizer.h>
-#include <ddprun/train/optim/precision.h>
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
 

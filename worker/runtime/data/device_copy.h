@@ -16,14 +16,15 @@ struct Loaded {
   Batch batch;
   std::optional<c10::Event> ready = {};  ///< on a GPU: set when it has arrived
 
-  /// On any thread: copies it on a stream of this thread, from page-locked memory if `pin`, and calls
+  /// On any thread: copies it on a stream of its own, from page-locked memory if `pin`, and calls
   /// finish() there. Does not wait for the device.
   template <typename Visit, typename Finish>
   void send(at::Device device, bool pin, const Visit& visit, const Finish& finish) {
     if (device.is_cpu()) return;
     const c10::impl::VirtualGuardImpl gpu(device.type());
-    // One of high priority: a step may be captured on one of the others.
-    thread_local const auto stream = gpu.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    // One of high priority: a step may be captured on one of the others. One for all threads: the allocator
+    // keeps memory for each stream, and a process uses one GPU.
+    static const auto stream = gpu.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
     const c10::StreamGuard on_stream(stream);
     visit(batch, [&](at::Tensor& tensor) {
       tensor = (pin && device.is_cuda() ? tensor.pin_memory() : tensor).to(device, /*non_blocking=*/true);

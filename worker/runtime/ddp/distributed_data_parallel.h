@@ -147,7 +147,7 @@ class DistributedDataParallel {
 
   /// For gradient accumulation: while the returned object lives, backward only adds to this rank's gradients.
   /// The next backward reduces the sum. Divide the loss by the number of micro-batches yourself.
-  auto no_sync() {
+  [[nodiscard]] auto no_sync() {
     return c10::make_scope_exit(
         [this, previous = std::exchange(synchronize_, false)] { synchronize_ = previous; });
   }

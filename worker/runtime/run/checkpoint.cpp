@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -26,10 +27,25 @@ namespace ddprun {
 
 namespace {
 
-/// Changes when anything but an ObservedSteps writes to them, such as sharpness-aware minimization.
-std::uint64_t version_of(const std::vector<at::Tensor>& tensors) {
+/// Tells whether anything but an ObservedSteps has changed them, such as sharpness-aware minimization, from
+/// at most 16 times 8 bytes of each. Their version counters would not tell: LibTorch's optimizers write past
+/// them, and averages that are swapped in and out raise them.
+std::uint64_t sample_of(const std::vector<at::Tensor>& tensors) {
+  constexpr std::size_t kWord = sizeof(std::uint64_t), kSamples = 16;
   std::uint64_t sum = 0;
-  for (const auto& tensor : tensors) sum += tensor._version();
+  for (const auto& tensor : tensors) {
+    if (!tensor.has_storage() || tensor.storage().data() == nullptr) continue;
+    if (!tensor.is_non_overlapping_and_dense()) continue;
+    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+    const std::size_t size = tensor.nbytes(), words = std::max<std::size_t>(size / kWord, 1);
+    const auto samples = std::min(words, kSamples);
+    for (std::size_t i = 0; i < samples; ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + i * words / samples * kWord, std::min(kWord, size));
+      sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
+      sum ^= sum >> 32;
+    }
+  }
   return sum;
 }
 
@@ -93,7 +109,7 @@ void Checkpoint::commit() {
   std::vector<at::Tensor> buffers;
   for (const auto& buffer : module_.buffers()) buffers.push_back(buffer.detach().clone());
   buffers_ = std::move(buffers);  // nothing below throws
-  version_ = version_of(parameters_);
+  sample_ = sample_of(parameters_);
 }
 
 void Checkpoint::on_step(bool done) {
@@ -106,7 +122,7 @@ void Checkpoint::on_step(bool done) {
 void Checkpoint::keep_in_memory() {
   auto& memory = memory_of(*recovery_);
   const auto& round = recovery_->round;
-  if (memory.state || steps_ == nullptr || !round.certain || version_of(parameters_) != version_) return;
+  if (memory.state || steps_ == nullptr || !round.certain || sample_of(parameters_) != sample_) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = module_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);

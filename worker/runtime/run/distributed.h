@@ -154,7 +154,7 @@ class Checkpoint {
   std::int64_t saved_ = -1;  // the finished epochs of the last save()
   std::vector<at::Tensor> parameters_;
   // After the newest step.
-  std::uint64_t version_ = 0;  // of the parameters
+  std::uint64_t sample_ = 0;  // of the parameters, at the last commit
   std::vector<at::Tensor> buffers_;
 };
 

@@ -102,14 +102,14 @@ class FullyShardedDataParallel {
   /// While the returned object lives, backward keeps this rank's whole gradients instead of adding to the
   /// shards': accumulation without communication, but with a whole gradient in memory. Divide the loss by the
   /// number of micro-batches yourself.
-  auto no_sync() {
+  [[nodiscard]] auto no_sync() {
     return c10::make_scope_exit([this, previous = set_synchronize(false)] { set_synchronize(previous); });
   }
 
   /// While the returned object lives, every parameter is whole on every rank: to save, export, load, or
   /// evaluate on one rank. Changes are kept if all ranks make the same. Do not step the optimizer meanwhile.
   /// Every rank calls it.
-  auto full_parameters() {
+  [[nodiscard]] auto full_parameters() {
     gather_all();
     return c10::make_scope_exit([this] { release_all(); });
   }

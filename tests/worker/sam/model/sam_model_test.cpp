@@ -5,7 +5,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/train/optim/precision.h>
+#include <ddprun/train/optim/gradients.h>
 #include "tests/support/catch.h"
 #include "tests/worker/sam/sam_support.h"
 #include "worker/sam/model/sam.h"

@@ -4,6 +4,9 @@
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <string>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -26,6 +29,7 @@ class IndexLog : public Callback {
   }
 
   void on_step(const TrainState& state, Control&) override {
+    if (state.indices.empty()) return;  // another rank's
     const nlohmann::ordered_json line = {
         {"epoch", state.epoch},
         {"step", state.step},
@@ -122,6 +126,11 @@ Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resume
     callbacks.push_back(
         std::make_unique<ProfileCallback>(options.out / "profile", model, run.group.device().is_cuda()));
   callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
+  std::set<std::string> names = {"Trainer", "ModelCheckpoint", "PowerSGD"};
+  for (const auto& callback : callbacks)
+    if (const auto name = callback->name(); !name.empty() && !names.insert(name).second)
+      throw std::invalid_argument("callbacks: expected a name() of its own for each, got '" + name +
+                                  "' again, or one of the trainer's");
   return callbacks;
 }
 

@@ -117,9 +117,9 @@ std::optional<Resumed> find_resumed(const Run& run) {
     if (found.path.empty()) {
       const auto replaced = RunFolder(run.options.out).replaced();
       log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch" +
-               (replaced.empty() ? ""
-                                 : "; until this run has one, the run that it replaces is in " +
-                                       replaced.back().string()));
+               (replaced.empty()
+                    ? ""
+                    : "; until this run has one, the run that it replaces is in " + replaced.string()));
     }
   } else {
     resumed = {wanted, read_checkpoint(wanted)};

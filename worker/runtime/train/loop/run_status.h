@@ -8,7 +8,7 @@
 #include <ddprun/train/loop/run_evaluation.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
-#include <ddprun/train/state/ledger.h>
+#include <ddprun/train/state/run_memory.h>
 
 namespace ddprun::train {
 

@@ -11,7 +11,6 @@
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/run_record.h>
-#include <ddprun/train/state/ledger.h>
 #include <ddprun/train/state/run_memory.h>
 
 namespace ddprun::train {

@@ -226,6 +226,9 @@ class Trainer {
   void commit_optimizer_step() {
     ++at_.step;
     memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
+    // At once: what follows may find that a rank is lost, and the step does not come again.
+    at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
+    for (const auto& callback : callbacks_) callback->on_step(at_, control_);
   }
 
   /// Its follow-up work is done too, except for a checkpoint.
@@ -262,8 +265,6 @@ class Trainer {
     if (log_.bar_is_due()) show_progress();
     status_.report_step(at_);
     if (run_.task.epoch_end_line) epoch_.losses.add(losses_);
-    at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
-    for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
     act_after_step();
     if (!terminated_) commit_step();

@@ -41,11 +41,11 @@ class Control {
 
 /// Observes a training run (TrainerOptions::callbacks): called on every rank at the same points, in the order
 /// of addition, before checkpoints are written. After a lost rank was replaced, calls for the step or
-/// evaluation that it interrupted may come again.
+/// evaluation that it interrupted may come again. A callback must not communicate with other ranks.
 class Callback {
  public:
   virtual ~Callback() = default;
-  /// After an optimizer step.
+  /// After an optimizer step. With --join also on a rank that has no batch left, with no indices.
   virtual void on_step(const TrainState&, Control&) {}
   /// Before a validation or the end of an epoch interrupts the steps.
   virtual void on_pause(const TrainState&) {}

@@ -22,11 +22,11 @@
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/sharded_state.h>
+#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/optimizer_state.h>
-#include <ddprun/train/state/rank_state.h>
 #include <ddprun/train/state/run_memory.h>
+#include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/shard_writer.h>
-#include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
@@ -182,6 +182,7 @@ LrScheduleOptions ParallelModel::schedule() const {
   length.steps_meant = steps_meant_;
   auto schedule = schedule_options(options, lr_of(options, run_.group.size()), length, run_.mode);
   schedule.one_cycle.lr_factors = lr_factors_;
+  schedule.plateau.monitor = run_.monitor;
   return schedule;
 }
 

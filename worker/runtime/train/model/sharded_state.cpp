@@ -11,7 +11,7 @@
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/state/run_memory.h>
-#include <ddprun/train/state/sharded_optimizer_state.h>
+#include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {

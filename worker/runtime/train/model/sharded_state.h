@@ -8,7 +8,7 @@
 
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/run.h>
-#include <ddprun/train/optim/ema.h>
+#include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <ddprun/common/status.h>
+#include <ddprun/train/optim/gradients.h>
 #include <ddprun/train/optim/optimization.h>
-#include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
 

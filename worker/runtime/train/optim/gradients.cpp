@@ -1,6 +1,7 @@
 #include <ddprun/train/optim/gradients.h>
 
-#include <ATen/core/Dict.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/_foreach_clamp_max.h>
@@ -9,34 +10,44 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/ScopeExit.h>
-#include <torch/optim/optimizer.h>
-#include <torch/types.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include <ddprun/serialize/dict_reader.h>
-#include <ddprun/train/optim/optimizer.h>
 
 namespace ddprun::train {
 namespace {
 
-/// The gradients by type; the values of sparse ones.
-std::map<at::ScalarType, std::vector<at::Tensor>> gradients_of(torch::optim::Optimizer& optimizer) {
-  std::map<at::ScalarType, std::vector<at::Tensor>> result;
-  for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params()) {
-      const auto& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      if (gradient.scalar_type() == at::kHalf)
-        throw std::invalid_argument("gradient scaler: expected float32 gradients, got float16");
-      result[gradient.scalar_type()].push_back(gradient.is_sparse() ? gradient._values() : gradient);
-    }
-  return result;
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+/// The gradients, grouped by device and type.
+std::vector<Tensors> gradients_of(const Tensors& parameters) {
+  std::vector<Tensors> groups;
+  for (const auto& parameter : parameters) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Tensors& group) {
+      return group[0].device() == gradient.device() && group[0].scalar_type() == gradient.scalar_type();
+    });
+    (same != groups.end() ? *same : groups.emplace_back()).push_back(gradient);
+  }
+  return groups;
+}
+
+/// Of all of its parameters; the values of sparse ones.
+std::vector<Tensors> gradients_of(torch::optim::Optimizer& optimizer) {
+  auto groups = gradients_of(parameters_of(optimizer));
+  for (auto& group : groups) {
+    if (group[0].scalar_type() == at::kHalf)
+      throw std::invalid_argument("gradient scaler: expected float32 gradients, got float16");
+    for (auto& gradient : group)
+      if (gradient.is_sparse()) gradient = gradient._values();
+  }
+  return groups;
 }
 
 }  // namespace
@@ -55,8 +66,6 @@ GradScaler::GradScaler(at::Device device, const Options& options) : options_(opt
   skipped_on_device_ = torch::zeros_like(found_inf_);
 }
 
-at::Tensor GradScaler::scale(const at::Tensor& loss) const { return options_.enabled ? loss * scale_ : loss; }
-
 void GradScaler::unscale(torch::optim::Optimizer& optimizer, const Reduce& reduce) {
   if (!options_.enabled) return;
   if (stage_ != Stage::kReady)
@@ -64,7 +73,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const Reduce& reduc
   const torch::NoGradGuard no_grad;
   const auto inverse = scale_.to(torch::kFloat64).reciprocal().to(torch::kFloat32);
   found_inf_.zero_();
-  for (const auto& [type, gradients] : gradients_of(optimizer))
+  for (const auto& gradients : gradients_of(optimizer))
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf_, inverse);
   if (reduce) {
     reduce(found_inf_);
@@ -118,70 +127,27 @@ void GradScaler::update() {
   stage_ = Stage::kReady;
 }
 
-double GradScaler::get_scale() const { return options_.enabled ? scale_.item<double>() : 1; }
-
 c10::impl::GenericDict GradScaler::state_dict() const {
-  auto state = make_state();
-  if (!options_.enabled) return state;
-  state.insert("scale", get_scale());
-  state.insert("growth_factor", options_.growth_factor);
-  state.insert("backoff_factor", options_.backoff_factor);
-  state.insert("growth_interval", options_.growth_interval);
-  state.insert("_growth_tracker", static_cast<std::int64_t>(growth_tracker_.item<int>()));
-  return state;
+  if (!options_.enabled) return make_state();
+  return make_state({{"scale", get_scale()},
+                     {"growth_factor", options_.growth_factor},
+                     {"backoff_factor", options_.backoff_factor},
+                     {"growth_interval", options_.growth_interval},
+                     {"_growth_tracker", static_cast<std::int64_t>(growth_tracker_.item<int>())}});
 }
 
 void GradScaler::load_state_dict(const c10::impl::GenericDict& state) {
   if (!options_.enabled) return;
   const DictReader reader(state, "the gradient scaler");
   const auto scale = reader.number("scale");
-  const auto growth_factor = reader.number("growth_factor");
-  const auto backoff_factor = reader.number("backoff_factor");
-  const auto growth_interval = reader.integer("growth_interval");
-  const auto tracker = reader.integer("_growth_tracker");
+  auto options = options_;
+  options.growth_factor = reader.number("growth_factor");
+  options.backoff_factor = reader.number("backoff_factor");
+  options.growth_interval = reader.integer("growth_interval");
+  growth_tracker_.fill_(reader.integer("_growth_tracker"));
   scale_.fill_(scale);
-  growth_tracker_.fill_(tracker);
-  options_.growth_factor = growth_factor;
-  options_.backoff_factor = backoff_factor;
-  options_.growth_interval = growth_interval;
+  options_ = options;
 }
-
-namespace {
-
-using at::Tensor;
-using Tensors = std::vector<Tensor>;
-
-/// The gradients, grouped by device and type.
-std::vector<Tensors> gradients_of(const Tensors& parameters) {
-  std::vector<Tensors> groups;
-  for (const auto& parameter : parameters) {
-    const auto& gradient = parameter.grad();
-    if (!gradient.defined()) continue;
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Tensors& group) {
-      return group[0].device() == gradient.device() && group[0].scalar_type() == gradient.scalar_type();
-    });
-    (same != groups.end() ? *same : groups.emplace_back()).push_back(gradient);
-  }
-  return groups;
-}
-
-Tensor norm_of(const std::vector<Tensors>& groups, const at::Device& device, double norm_type) {
-  Tensors norms;
-  for (const auto& group : groups)
-    for (const auto& norm : at::_foreach_norm(group, norm_type)) norms.push_back(norm.to(device));
-  if (norms.empty()) return torch::zeros({}, torch::dtype(torch::kFloat32).device(device));
-  return at::linalg_vector_norm(torch::stack(norms), norm_type);
-}
-
-Tensor reduced(Tensor norm, const ClipNormOptions& options) {
-  if (!options.reduce) return norm;
-  const bool infinite = std::isinf(options.norm_type);
-  auto power = infinite ? norm : norm.pow(options.norm_type);
-  options.reduce(power);
-  return infinite ? power : power.pow(1 / options.norm_type);
-}
-
-}  // namespace
 
 Tensor clip_grad_norm(const Tensors& parameters, double max_norm, const ClipNormOptions& options) {
   const torch::NoGradGuard no_grad;
@@ -190,7 +156,17 @@ Tensor clip_grad_norm(const Tensors& parameters, double max_norm, const ClipNorm
   const auto device = !groups.empty()      ? groups[0][0].device()
                       : parameters.empty() ? at::Device(at::kCPU)
                                            : parameters[0].device();
-  const auto norm = reduced(norm_of(groups, device, options.norm_type), options);
+  Tensors norms;
+  for (const auto& group : groups)
+    for (const auto& norm : at::_foreach_norm(group, options.norm_type)) norms.push_back(norm.to(device));
+  auto norm = norms.empty() ? torch::zeros({}, torch::dtype(torch::kFloat32).device(device))
+                            : at::linalg_vector_norm(torch::stack(norms), options.norm_type);
+  if (options.reduce) {
+    const bool infinite = std::isinf(options.norm_type);
+    if (!infinite) norm = norm.pow(options.norm_type);
+    options.reduce(norm);
+    if (!infinite) norm = norm.pow(1 / options.norm_type);
+  }
   if (options.error_if_nonfinite && !std::isfinite(norm.item<double>()))
     throw std::runtime_error(c10::str("gradient norm: expected a finite value, got ", norm.item<double>()));
   const auto scale = (max_norm / (norm + 1e-6)).clamp_max(1.0);
@@ -204,6 +180,43 @@ void clip_grad_value(const Tensors& parameters, double limit) {
     at::_foreach_clamp_min_(group, -limit);
     at::_foreach_clamp_max_(group, limit);
   }
+}
+
+namespace autocast = at::autocast;
+
+void set_matmul_precision(const std::string& matmul, bool cudnn_benchmark) {
+  if (matmul != "highest" && matmul != "high" && matmul != "medium")
+    throw std::invalid_argument("set_matmul_precision: expected highest, high or medium, got '" + matmul +
+                                "'");
+  at::globalContext().setFloat32MatmulPrecision(matmul);
+  at::globalContext().setBenchmarkCuDNN(cudnn_benchmark);
+}
+
+AutocastScope::AutocastScope(Precision precision, c10::DeviceType device)
+    : device_(device), active_(precision != Precision::k32) {
+  if (!active_) return;
+  was_caching_ = autocast::is_autocast_cache_enabled();
+  was_enabled_ = autocast::is_autocast_enabled(device);
+  previous_type_ = autocast::get_autocast_dtype(device);
+  autocast::set_autocast_enabled(device, true);
+  autocast::set_autocast_dtype(device, precision == Precision::kBf16Mixed ? at::kBFloat16 : at::kHalf);
+  autocast::increment_nesting();
+  autocast::set_autocast_cache_enabled(true);
+}
+
+AutocastScope::~AutocastScope() {
+  if (!active_) return;
+  if (autocast::decrement_nesting() == 0) autocast::clear_cache();
+  autocast::set_autocast_enabled(device_, was_enabled_);
+  autocast::set_autocast_dtype(device_, previous_type_);
+  autocast::set_autocast_cache_enabled(was_caching_);
+}
+
+void to_channels_last(torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& tensors : {module.parameters(), module.buffers()})
+    for (const auto& tensor : tensors)
+      if (tensor.dim() == 4) tensor.set_data(channels_last(tensor.detach()));
 }
 
 }  // namespace ddprun::train

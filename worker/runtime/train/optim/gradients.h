@@ -1,19 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <cstdint>
-#include <functional>
-#include <vector>
-
-namespace torch::optim {
-class Optimizer;
-}
+#include <ddprun/train/optim/optimizer.h>
 
 namespace ddprun::train {
-
-class HeldBack;
 
 /// Loss scaling for float16, torch.amp.GradScaler for one optimizer:
 ///
@@ -40,7 +31,7 @@ class GradScaler {
   /// throws  std::invalid_argument if growth_factor <= 1 or backoff_factor >= 1
   GradScaler(at::Device device, const Options& options);
 
-  at::Tensor scale(const at::Tensor& loss) const;
+  at::Tensor scale(const at::Tensor& loss) const { return options_.enabled ? loss * scale_ : loss; }
 
   /// Divides the gradients by the scale, in place, and checks whether any is infinite or NaN.
   /// throws  std::logic_error if called twice before update(); std::invalid_argument for a float16 gradient
@@ -63,7 +54,7 @@ class GradScaler {
   /// Drops an unscale() or step() that was to be followed by update(): the next step begins.
   void abandon_step() { stage_ = Stage::kReady; }
 
-  double get_scale() const;            ///< 1 if disabled
+  double get_scale() const { return options_.enabled ? scale_.item<double>() : 1; }
   std::int64_t skipped_steps() const;  ///< may wait for the device
   bool enabled() const { return options_.enabled; }
 
@@ -105,5 +96,42 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
 
 /// Clamps the gradients, in place, to [-limit, limit]: torch.nn.utils.clip_grad_value_.
 void clip_grad_value(const std::vector<at::Tensor>& parameters, double limit);
+
+/// Of the forward pass. Parameters, gradients and optimizer states always stay float32.
+enum class Precision { k32, kBf16Mixed, k16Mixed };
+
+/// While it lives, this thread's operators run in that precision where it is safe, as under torch.autocast.
+/// Put the forward pass and the loss inside, backward outside. The end of the outermost scope frees
+/// autocast's cached weights.
+class [[nodiscard]] AutocastScope {
+ public:
+  /// device  of the tensors in the computation, CPU or CUDA
+  AutocastScope(Precision precision, c10::DeviceType device);
+  ~AutocastScope();
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  c10::DeviceType device_;
+  bool active_, was_enabled_ = false, was_caching_ = false;
+  c10::ScalarType previous_type_{};
+};
+
+/// torch.set_float32_matmul_precision() and torch.backends.cudnn.benchmark, for the whole process.
+///
+/// matmul           "highest", "high" (TF32 on a GPU) or "medium" (bf16, also on CPUs that have it): for
+///                  float32 matrix products, and on a GPU also convolutions
+/// cudnn_benchmark  cuDNN tries its algorithms for each new shape and keeps the fastest
+/// throws           std::invalid_argument for any other word
+void set_matmul_precision(const std::string& matmul, bool cudnn_benchmark);
+
+/// module.to(memory_format=torch.channels_last), for 4-D parameters and buffers (convolutions' weights). Call
+/// it before creating the optimizer and DDP.
+void to_channels_last(torch::nn::Module& module);
+
+/// An input [B, C, H, W] in that layout; leaves others unchanged.
+inline at::Tensor channels_last(const at::Tensor& input) {
+  return input.dim() == 4 ? input.contiguous(at::MemoryFormat::ChannelsLast) : input;
+}
 
 }  // namespace ddprun::train

@@ -2,25 +2,22 @@
 // rates are bit for bit PyTorch's. There each rate follows from the one before.
 #include <ddprun/train/optim/lr_schedule.h>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <tuple>
 
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {
+
+const char* mode_name(MonitorMode mode) { return mode == MonitorMode::kMin ? "min" : "max"; }
 
 using OneCycle = LrScheduleOptions::OneCycle;
 using Lrs = std::vector<double>;  // of the optimizer's groups
@@ -92,16 +89,14 @@ double one_cycle_value(const OneCycle& options, std::int64_t unit, const char* P
 
 /// SGD's momentum, Adam's and AdamW's beta1. returns  false for another optimizer
 bool set_momentum(OptimizerOptions& options, double momentum) {
-  const auto set_beta1 = [&](auto& adam) { adam.betas({momentum, std::get<1>(adam.betas())}); };
-  if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options))
-    sgd->momentum(momentum);
-  else if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options))
-    set_beta1(*adam);
-  else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options))
-    set_beta1(*adamw);
-  else
-    return false;
-  return true;
+  const auto set_beta1 = [&](auto* adam) {
+    if (adam != nullptr) adam->betas({momentum, std::get<1>(adam->betas())});
+    return adam != nullptr;
+  };
+  auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options);
+  if (sgd != nullptr) sgd->momentum(momentum);
+  return sgd != nullptr || set_beta1(dynamic_cast<torch::optim::AdamOptions*>(&options)) ||
+         set_beta1(dynamic_cast<torch::optim::AdamWOptions*>(&options));
 }
 
 void cycle_momentum(const LrScheduleOptions& options, std::int64_t unit, Optimizer& optimizer) {
@@ -220,7 +215,7 @@ c10::impl::GenericDict arguments_state(const LrScheduleOptions& options, Optimiz
                          {"cooldown", plateau.cooldown},
                          {"eps", plateau.eps},
                          {"mode_worse", worst_value<double>(plateau.mode)},
-                         {"mode", plateau.mode == MonitorMode::kMin ? "min" : "max"},
+                         {"mode", mode_name(plateau.mode)},
                          {"threshold", plateau.threshold},
                          {"threshold_mode", plateau.absolute ? "abs" : "rel"}});
     case LrScheduleKind::kNone:
@@ -229,17 +224,17 @@ c10::impl::GenericDict arguments_state(const LrScheduleOptions& options, Optimiz
   return make_state();
 }
 
-void add_position(c10::impl::GenericDict state, std::int64_t last_epoch, const Lrs& last_lrs) {
+/// initial_lrs  null: without what all classes but ReduceLROnPlateau and SequentialLR have
+void add_position(c10::impl::GenericDict state, std::int64_t last_epoch, const Lrs& last_lrs,
+                  const Lrs* initial_lrs = nullptr) {
+  if (initial_lrs != nullptr) {
+    state.insert("base_lrs", to_list(*initial_lrs));
+    state.insert("_step_count", std::max<std::int64_t>(0, last_epoch) + 1);
+    state.insert("_is_initial", false);
+    state.insert("_get_lr_called_within_step", false);
+  }
   state.insert("last_epoch", last_epoch);
   state.insert("_last_lr", to_list(last_lrs));
-}
-
-/// What all classes but ReduceLROnPlateau have.
-void add_counts(c10::impl::GenericDict state, std::int64_t last_epoch, const Lrs& initial_lrs) {
-  state.insert("base_lrs", to_list(initial_lrs));
-  state.insert("_step_count", std::max<std::int64_t>(0, last_epoch) + 1);
-  state.insert("_is_initial", false);
-  state.insert("_get_lr_called_within_step", false);
 }
 
 void read_arguments(const c10::IValue& state, LrScheduleOptions& options) {
@@ -326,21 +321,19 @@ c10::impl::GenericDict LrSchedule::state_dict() const {
   auto state = arguments_state(options_, *optimizer_);
   if (options_.kind == LrScheduleKind::kNone) return state;
   const auto last_epoch = in_warmup() ? -1 : unit();
-  if (options_.kind == LrScheduleKind::kPlateau) {
+  const bool plateau = options_.kind == LrScheduleKind::kPlateau;
+  if (plateau) {
     state.insert("best", best_);
     state.insert("cooldown_counter", cooldown_);
     state.insert("num_bad_epochs", bad_epochs_);
-  } else {
-    add_counts(state, last_epoch, initial_lrs_);
+    if (const auto& monitor = options_.plateau.monitor; !monitor.empty()) state.insert("monitor", monitor);
   }
-  add_position(state, last_epoch, last_lrs_);
+  add_position(state, last_epoch, last_lrs_, plateau ? nullptr : &initial_lrs_);
   const auto warmup_steps = options_.warmup_steps;
   if (warmup_steps == 0) return state;
   auto warmup = make_state(
       {{"start_factor", options_.warmup_start_factor}, {"end_factor", 1.0}, {"total_iters", warmup_steps}});
-  const auto warmed = std::min(ticks_, warmup_steps - 1);
-  add_counts(warmup, warmed, first_lrs_);
-  add_position(warmup, warmed, warmup_lrs_);
+  add_position(warmup, std::min(ticks_, warmup_steps - 1), warmup_lrs_, &first_lrs_);
   auto both =
       make_state({{"_milestones", make_list({warmup_steps})},
                   {"_schedulers", make_list({warmup, state})},
@@ -364,11 +357,16 @@ void LrSchedule::load_state_dict(const c10::impl::GenericDict& state) {
     own = schedulers[1].toGenericDict();
   }
   const DictReader schedule(own, kOwner);
+  const auto& plateau = options_.plateau;
+  const auto is_other = [&](const char* key, const std::string& ours) {
+    return schedule.has(key) && schedule.text(key) != ours;
+  };
   if (options_.kind == LrScheduleKind::kPlateau) {
     const double best = schedule.number("best");
-    const auto cooldown = schedule.integer("cooldown_counter");
-    bad_epochs_ = schedule.integer("num_bad_epochs");
-    best_ = best, cooldown_ = cooldown;
+    const auto cooldown = schedule.integer("cooldown_counter"),
+               bad_epochs = schedule.integer("num_bad_epochs");
+    if (!is_other("monitor", plateau.monitor) && !is_other("mode", mode_name(plateau.mode)))
+      best_ = best, cooldown_ = cooldown, bad_epochs_ = bad_epochs;
   } else {
     initial_lrs_ = read_lrs(schedule, "base_lrs");
   }

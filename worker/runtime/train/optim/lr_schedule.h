@@ -2,11 +2,6 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include <ddprun/train/optim/monitor.h>
 
 namespace torch::optim {
@@ -47,7 +42,8 @@ struct LrScheduleOptions {
     bool three_phase = false;
   } one_cycle;
 
-  struct Plateau {  ///< ReduceLROnPlateau
+  struct Plateau {             ///< ReduceLROnPlateau
+    std::string monitor = {};  ///< what it watches, for its state alone; empty: not said
     MonitorMode mode = MonitorMode::kMin;
     double factor = 0.1;
     std::int64_t patience = 10;

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <limits>
-#include <optional>
-#include <string_view>
 
 #include <ddprun/report/metric_sink.h>
 

@@ -24,9 +24,16 @@ class Optimizer : public Base, public ObservedSteps {
   using Base::Base;
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
-    if (on_step) on_step(false);
-    auto loss = Base::step(std::move(closure));
-    if (on_step) on_step(true);
+    if (!on_step) return Base::step(std::move(closure));
+    if (!closure) on_step(false);
+    // LibTorch's optimizers write nothing before their closure has computed the gradients.
+    auto loss = Base::step(closure ? torch::optim::Optimizer::LossClosure([&] {
+      auto computed = closure();
+      on_step(false);
+      return computed;
+    })
+                                   : nullptr);
+    on_step(true);
     return loss;
   }
 };

@@ -1,21 +1,71 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <vector>
+#include <c10/util/ScopeExit.h>
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
-
-#include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/gradients.h>
 #include <ddprun/train/optim/lr_schedule.h>
-#include <ddprun/train/optim/optimizer.h>
-#include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
+
+/// An exponential moving average of a module's weights, for evaluation and saving:
+/// torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay).
+///
+///   average <- weights                                   at the first update()
+///   average <- decay average + (1 - decay) weights       at later ones
+class Ema {
+ public:
+  struct Options {
+    double decay = 0.999;
+    bool average_buffers = false;  ///< if false, copied from the module at every update()
+  };
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// Keeps a copy of the module's parameters and buffers on their device.
+  /// throws  std::invalid_argument if decay is not in [0, 1]
+  Ema(const torch::nn::Module& module, const Options& options);
+  Ema(NamedTensors parameters, NamedTensors buffers, const Options& options);
+
+  /// Call it after every optimizer step.
+  ///
+  /// skipped  if defined, a float32 scalar on the device: if it is not 0, the step was skipped and nothing is
+  ///          updated. Does not wait for the value
+  void update(const at::Tensor& skipped = {});
+  std::int64_t updates() const {  ///< may wait for the device
+    return updates_on_device_.defined() ? updates_on_device_.item<std::int64_t>() : updates_;
+  }
+
+  /// While the returned object lives, the module holds the averages and update() must not be called. Tensors
+  /// keep their memory. Does nothing before the first update().
+  [[nodiscard]] auto swap_in() {
+    set_swapped(true);
+    return c10::make_scope_exit([this] { set_swapped(false); });
+  }
+
+  /// By name, sharing memory.
+  NamedTensors averages() const;
+
+  /// AveragedModel's keys: n_averaged, and module.NAME for each parameter and buffer. Shares memory.
+  c10::impl::GenericDict state_dict() const;
+  /// Copies. throws  std::invalid_argument naming a key that is missing or has the wrong type or shape
+  void load_state_dict(const c10::impl::GenericDict& state);
+
+ private:
+  struct Entry {
+    std::string name;
+    at::Tensor source, average;
+    bool averaged;
+    bool alias;  // the same tensor as an earlier entry
+  };
+  void add(NamedTensors tensors, bool averaged);
+  void update_unless(const at::Tensor& skipped);
+  void set_swapped(bool swapped);
+
+  Options options_;
+  std::vector<Entry> entries_;
+  std::int64_t updates_ = 0;
+  at::Tensor updates_on_device_;  // if defined, replaces the host count: int64 scalar
+  bool swapped_ = false;
+};
 
 struct OptimOptions {
   OptimizerSettings optimizer;
@@ -65,8 +115,6 @@ class Optimization {
   };
   Optimization(Parts parts, const OptimOptions& options, Precision precision, at::Device device,
                const LrScheduleOptions& schedule);
-  ~Optimization();
-  Optimization(Optimization&&) noexcept;
 
   /// The loss that backward starts from.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_.scale(loss); }
@@ -92,11 +140,11 @@ class Optimization {
   void settle();
 
   /// metric  for the plateau schedule
-  void end_epoch(std::optional<double> metric);
+  void end_epoch(std::optional<double> metric) { schedule_.after_epoch(metric); }
 
   torch::optim::Optimizer& optimizer() const { return *optimizer_; }
   Ema* ema() const { return ema_.get(); }
-  double learning_rate() const;
+  double learning_rate() const { return optimizer_->param_groups().front().options().get_lr(); }
   /// In the whole run, including before it was resumed.
   std::int64_t skipped_steps() const { return skipped_before_ + scaler_.skipped_steps(); }
   double loss_scale() const { return scaler_.get_scale(); }

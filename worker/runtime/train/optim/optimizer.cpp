@@ -14,9 +14,6 @@
 #include <cmath>
 #include <map>
 #include <set>
-#include <stdexcept>
-#include <tuple>
-#include <utility>
 
 #include <ddprun/ddp/model_tensors.h>
 #include <ddprun/train/optim/observed_optimizer.h>
@@ -29,20 +26,16 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 using Tensors = std::vector<Tensor>;
 
-bool fits(const Tensor& parameter) {
-  const auto& gradient = parameter.grad();
-  return parameter.layout() == torch::kStrided && parameter.is_non_overlapping_and_dense() &&
-         at::isFloatingType(parameter.scalar_type()) && (parameter.is_cpu() || parameter.is_cuda()) &&
-         gradient.layout() == torch::kStrided && gradient.scalar_type() == parameter.scalar_type() &&
-         gradient.device() == parameter.device();
-}
-
 /// Whether the fused kernels can update every parameter that has a gradient.
-bool all_fit(const Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params())
-      if (parameter.grad().defined() && !fits(parameter)) return false;
-  return true;
+bool all_fit(Optimizer& optimizer) {
+  return std::ranges::all_of(parameters_of(optimizer), [](const Tensor& parameter) {
+    const auto& gradient = parameter.grad();
+    return !gradient.defined() ||
+           (parameter.layout() == torch::kStrided && parameter.is_non_overlapping_and_dense() &&
+            at::isFloatingType(parameter.scalar_type()) && (parameter.is_cpu() || parameter.is_cuda()) &&
+            gradient.layout() == torch::kStrided && gradient.scalar_type() == parameter.scalar_type() &&
+            gradient.device() == parameter.device());
+  });
 }
 
 /// The kernels pair up elements by their position in memory. Strides of dimensions of size 1 do not matter.
@@ -61,22 +54,20 @@ struct Batch {
   bool first_step = false;
 };
 
-Batch& batch_for(std::vector<Batch>& batches, const Tensor& parameter, std::int64_t step, bool first_step) {
+/// The batch that the parameter and its gradient were added to.
+Batch& add_parameter(std::vector<Batch>& batches, const Tensor& parameter, std::int64_t step,
+                     bool first_step) {
   const auto found = std::find_if(batches.begin(), batches.end(), [&](const Batch& batch) {
     const auto& one = batch.parameters[0];
     return one.scalar_type() == parameter.scalar_type() && one.device() == parameter.device() &&
            batch.step == step && batch.first_step == first_step;
   });
-  if (found != batches.end()) return *found;
-  auto& batch = batches.emplace_back();
+  auto& batch = found != batches.end() ? *found : batches.emplace_back();
   batch.step = step;
   batch.first_step = first_step;
-  return batch;
-}
-
-void add_parameter(Batch& batch, const Tensor& parameter) {
   batch.parameters.push_back(parameter);
   batch.gradients.push_back(laid_out_like(parameter, parameter.grad()));
+  return batch;
 }
 
 template <typename State>
@@ -100,14 +91,10 @@ void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& ra
   std::vector<Batch> batches;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
-    Tensor* buffer = nullptr;
-    bool first_step = false;
-    if (has_momentum) {
-      buffer = &state_of<torch::optim::SGDParamState>(optimizer, parameter).momentum_buffer();
-      first_step = !buffer->defined();
-    }
-    auto& batch = batch_for(batches, parameter, 0, first_step);
-    add_parameter(batch, parameter);
+    auto* buffer = has_momentum
+                       ? &state_of<torch::optim::SGDParamState>(optimizer, parameter).momentum_buffer()
+                       : nullptr;
+    auto& batch = add_parameter(batches, parameter, 0, has_momentum && !buffer->defined());
     if (has_momentum) batch.first.push_back(state_tensor(*buffer, parameter));
   }
   for (const auto& batch : batches) {
@@ -149,36 +136,22 @@ void settle_counts(Optimizer& optimizer, DeviceSteps& counts) {
   }
 }
 
-// Adam and AdamW, whose options, states and kernels differ only in type.
-template <typename Plain>
-struct AdamTypes {
-  using Options = torch::optim::AdamOptions;
-  using State = torch::optim::AdamParamState;
-  static constexpr auto kKernel = [](auto&&... arguments) { at::_fused_adam_(arguments...); };
-};
-template <>
-struct AdamTypes<torch::optim::AdamW> {
-  using Options = torch::optim::AdamWOptions;
-  using State = torch::optim::AdamWParamState;
-  static constexpr auto kKernel = [](auto&&... arguments) { at::_fused_adamw_(arguments...); };
-};
-
+/// Of Adam or AdamW, whose options, states and kernels differ only in type.
+///
 /// rate    undefined: the options'
 /// counts  null: the states' steps are counted. Else the steps on the device: whether this one counts is not
 ///         known here
-template <typename Plain>
-void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate, DeviceSteps* counts,
-               const std::optional<Tensor>& held) {
-  using Types = AdamTypes<Plain>;
-  const auto& o = static_cast<typename Types::Options&>(group.options());
+template <typename Options, typename State, typename Kernel>
+void adam_step(const Kernel& kernel, Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate,
+               DeviceSteps* counts, const std::optional<Tensor>& held) {
+  const auto& o = static_cast<Options&>(group.options());
   std::vector<Batch> batches;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
-    auto& state = state_of<typename Types::State>(optimizer, parameter);
+    auto& state = state_of<State>(optimizer, parameter);
     if (counts == nullptr) state.step(state.step() + 1);
-    auto& batch = batch_for(batches, parameter, counts == nullptr ? state.step() : 0, false);
+    auto& batch = add_parameter(batches, parameter, counts == nullptr ? state.step() : 0, false);
     if (counts != nullptr) batch.steps.push_back(count_of(*counts, state, parameter));
-    add_parameter(batch, parameter);
     batch.first.push_back(state_tensor(state.exp_avg(), parameter));
     batch.second.push_back(state_tensor(state.exp_avg_sq(), parameter));
     if (o.amsgrad()) batch.third.push_back(state_tensor(state.max_exp_avg_sq(), parameter));
@@ -190,10 +163,9 @@ void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& r
     else
       at::_foreach_add_(batch.steps, 1);
     const auto update = [&](const auto& lr) {
-      Types::kKernel(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps,
-                     lr, std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
-                     o.amsgrad(),
-                     /*maximize=*/false, /*grad_scale=*/std::optional<Tensor>(), held);
+      kernel(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps, lr,
+             std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
+             /*maximize=*/false, /*grad_scale=*/std::optional<Tensor>(), held);
     };
     rate.defined() ? update(rate) : update(o.lr());
     if (held) at::_foreach_sub_(batch.steps, Tensors(batch.steps.size(), *held));
@@ -306,6 +278,18 @@ std::unique_ptr<Optimizer> make_kind(const OptimizerSettings& settings,
   return std::make_unique<ddprun::Optimizer<Kind>>(groups, options);
 }
 
+std::string module_of(const std::string& parameter) {
+  const auto dot = parameter.rfind('.');
+  return dot == std::string::npos ? "" : parameter.substr(0, dot);
+}
+
+std::string layer_of(const std::string& parameter) {
+  for (std::size_t begin = 0, end = 0; (end = parameter.find('.', begin)) != std::string::npos;
+       begin = end + 1)
+    if (parameter.find_first_not_of("0123456789", begin) == end) return parameter.substr(0, end);
+  return parameter.substr(0, parameter.find('.'));
+}
+
 }  // namespace
 
 Tensor FusedSgd::step(LossClosure closure) {
@@ -322,25 +306,31 @@ Tensor FusedSgd::step(LossClosure closure) {
   return loss;
 }
 
-template <typename Plain>
-void FusedAdamOf<Plain>::settle(Optimizer* holder) {
-  settle_counts<typename AdamTypes<Plain>::State>(holder != nullptr ? *holder : *this, counts_);
+template <typename Plain, typename Options, typename State>
+void FusedAdamOf<Plain, Options, State>::settle(Optimizer* holder) {
+  settle_counts<State>(holder != nullptr ? *holder : *this, counts_);
 }
 
-template <typename Plain>
-Tensor FusedAdamOf<Plain>::step(Optimizer::LossClosure closure) {
+template <typename Plain, typename Options, typename State>
+Tensor FusedAdamOf<Plain, Options, State>::step(Optimizer::LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
   const bool fit = all_fit(*this);
   auto* counts = counts_for_step(fit);
+  const auto kernel = [](const auto&... arguments) {
+    if constexpr (std::is_same_v<Plain, torch::optim::Adam>)
+      at::_fused_adam_(arguments...);
+    else
+      at::_fused_adamw_(arguments...);
+  };
   for (std::size_t i = 0; fit && i < this->param_groups().size(); ++i)
-    adam_step<Plain>(*this, this->param_groups()[i], rate(i), counts, held_);
+    adam_step<Options, State>(kernel, *this, this->param_groups()[i], rate(i), counts, held_);
   if (!fit && !is_held()) Plain::step();
   return loss;
 }
 
-template class FusedAdamOf<torch::optim::Adam>;
-template class FusedAdamOf<torch::optim::AdamW>;
+template class FusedAdamOf<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>;
+template class FusedAdamOf<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>;
 
 Adadelta::Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdadeltaOptions defaults)
     : Optimizer(groups, std::make_unique<AdadeltaOptions>(defaults)) {
@@ -381,6 +371,13 @@ bool HeldBack::is_held() const {
   return held_ && held_->item<float>() != 0;
 }
 
+std::vector<Tensor> parameters_of(Optimizer& optimizer) {
+  Tensors all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings,
                                           const std::vector<OptimizerParamGroup>& groups) {
   switch (settings.kind) {
@@ -403,22 +400,6 @@ void change_settings(Optimizer& optimizer, const OptimizerSettings& from, const 
       if (before != after && value == before) value = after;
     });
 }
-
-namespace {
-
-std::string module_of(const std::string& parameter) {
-  const auto dot = parameter.rfind('.');
-  return dot == std::string::npos ? "" : parameter.substr(0, dot);
-}
-
-std::string layer_of(const std::string& parameter) {
-  for (std::size_t begin = 0, end = 0; (end = parameter.find('.', begin)) != std::string::npos;
-       begin = end + 1)
-    if (parameter.find_first_not_of("0123456789", begin) == end) return parameter.substr(0, end);
-  return parameter.substr(0, parameter.find('.'));
-}
-
-}  // namespace
 
 std::vector<ParameterGroup> group_parameters(const torch::nn::Module& module,
                                              const GroupingOptions& options) {

@@ -1,13 +1,11 @@
 #pragma once
 
-#include <torch/arg.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
-#include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,6 +42,9 @@ struct OptimizerSettings {
 /// throws  c10::Error for a setting out of range
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+/// Of all its groups.
+std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer);
 
 /// Applies the differences between two settings, except for the learning rate, to the groups that have the
 /// first one's value.
@@ -100,15 +101,16 @@ class FusedSgd : public torch::optim::SGD, public HeldBack {
   torch::Tensor step(LossClosure closure = nullptr) override;
 };
 
-template <typename Plain>
+template <typename Plain, typename Options, typename State>
 class FusedAdamOf : public Plain, public HeldBack {
  public:
   using Plain::Plain;
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
   void settle(torch::optim::Optimizer* holder = nullptr) override;
 };
-using FusedAdam = FusedAdamOf<torch::optim::Adam>;
-using FusedAdamW = FusedAdamOf<torch::optim::AdamW>;
+using FusedAdam = FusedAdamOf<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>;
+using FusedAdamW =
+    FusedAdamOf<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>;
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
   AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // implicit, as in LibTorch's options

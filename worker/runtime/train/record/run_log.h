@@ -13,7 +13,7 @@
 #include <ddprun/train/record/progress.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_record.h>
-#include <ddprun/train/state/ledger.h>
+#include <ddprun/train/state/run_memory.h>
 
 namespace ddprun::train {
 

@@ -14,7 +14,6 @@
 #include <ddprun/report/tensorboard_sink.h>
 #include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/checkpoint_writer.h>
 #include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {

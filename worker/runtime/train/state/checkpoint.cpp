@@ -1,23 +1,15 @@
 #include <ddprun/train/state/checkpoint.h>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
-#include <ATen/core/ivalue.h>
-
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <system_error>
-#include <tuple>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
-#include <ddprun/train/state/lightning_checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
@@ -118,17 +110,14 @@ TrainingState read_state(const IValue& value) {
         "--init-weights)");
   if (const auto format = count(root, "format"); format != kFormat && format != kShardedFormat)
     root.fail("'format': expected 1 or 2, got " + std::to_string(format));
-  const auto optional_dict = [&](const char* key) {
-    return root.has(key) ? IValue(root.dict(key)) : IValue();
-  };
   TrainingState state;
   state.model = root.dict("model");
   for (const auto& item : root.dict("model"))
     if (!item.key().isString()) root.fail("'model': expected names as keys, got " + item.key().tagKind());
   state.optimizer = root.dict("optimizer");
-  state.lr_schedule = optional_dict("lr_schedule");
-  state.scaler = optional_dict("scaler");
-  state.ema = optional_dict("ema");
+  for (const auto& [key, part] :
+       {std::pair{"lr_schedule", &state.lr_schedule}, {"scaler", &state.scaler}, {"ema", &state.ema}})
+    if (root.has(key)) *part = root.dict(key);
   if (root.has("model_config")) state.model_config = root.text("model_config");
   if (root.has("shards")) state.shards = root.text("shards");
   if (root.has("run")) {
@@ -261,12 +250,10 @@ IValue to_file_value(const TrainingState& state, const fs::path& path) {
   return path.extension() == ".ckpt" && state.shards.empty() ? to_lightning(state) : to_value(state);
 }
 
-TrainingState to_training_state(const IValue& value, const std::filesystem::path& source) {
-  try {
-    return read_state(from_lightning(value));
-  } catch (const std::invalid_argument& error) {
-    throw IoError(source, std::string("cannot be resumed: ") + error.what());
-  }
+TrainingState to_training_state(const IValue& value, const std::filesystem::path& source) try {
+  return read_state(from_lightning(value));
+} catch (const std::invalid_argument& error) {
+  throw IoError(source, std::string("cannot be resumed: ") + error.what());
 }
 
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state) {
@@ -324,11 +311,9 @@ std::vector<StateFile> state_files(const RunFolder& folder) {
 
 bool is_newest_state(const fs::path& run_folder, const TrainingState& state) {
   const auto files = state_files(RunFolder(run_folder));
-  const auto same = [&](const StateFile& file) {
-    return file.problem.empty() && file.step == state.step && file.position == state.position &&
-           file.identity.run == state.identity.run;
-  };
-  return files.empty() || (same(files.front()) && files.front().identity.branch == state.identity.branch);
+  return files.empty() ||
+         (files.front().problem.empty() && files.front().step == state.step &&
+          files.front().position == state.position && files.front().identity == state.identity);
 }
 
 ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, const RunIdentity& since) {
@@ -358,6 +343,57 @@ ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, 
     }
   if (!result.skipped.empty()) throw IoError(run_folder, result.skipped.front() + advice(files, verify));
   return result;
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  ending_ = true;
+  wait();
+}
+
+void CheckpointWriter::write(const TrainingState& state, Request request) {
+  flush();
+  snapshot_ =
+      serialize::snapshot(to_file_value(state, request.paths.empty() ? "" : request.paths.front()), memory_);
+  writing_ = std::async(std::launch::async, [this, request = std::move(request)] { carry_out(request); });
+}
+
+void CheckpointWriter::wait() const {
+  if (writing_.valid()) writing_.wait();
+}
+
+bool CheckpointWriter::busy() const {
+  return writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+}
+
+void CheckpointWriter::flush() {
+  if (writing_.valid()) writing_.get();
+}
+
+void CheckpointWriter::release_memory() {
+  wait();
+  snapshot_ = {};
+  memory_ = {};
+}
+
+void CheckpointWriter::carry_out(const Request& request) {
+  wrote_first_ = false;
+  if (request.finish_shards)
+    snapshot_.toGenericDict().insert_or_assign("shards",
+                                               request.finish_shards([this] { return ending_.load(); }));
+  for (const auto& path : request.paths) {
+    folder_.make_way(path);
+    serialize::write_pt(path, snapshot_);  // and verified
+    auto doomed =
+        wrote_first_ ? std::vector<fs::path>() : request.doomed;  // now: the next may need the space
+    std::erase_if(doomed, [&](const auto& file) {
+      return std::ranges::find(request.paths, file) != request.paths.end();
+    });
+    wrote_first_ = true;
+    folder_.wrote(path, doomed);
+  }
+  if (request.paths.empty()) return;
+  remove_unused_shards(request.paths.front().parent_path(), folder_.identity().run);
+  folder_.remove_replaced();
 }
 
 }  // namespace ddprun::train

@@ -1,19 +1,43 @@
 #pragma once
 
-#include <ATen/core/ivalue.h>
+#include <atomic>
+#include <future>
 
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include <ddprun/train/state/rank_state.h>
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/serialize/portable_value.h>
 #include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {
+
+/// The state of a rank's random number generators, as the bytes (uint8 [n], on the CPU) that
+/// torch.set_rng_state and torch.cuda.set_rng_state take.
+struct GeneratorState {
+  at::Tensor cpu;   ///< of the default generator, which dropout uses
+  at::Tensor cuda;  ///< of the rank's GPU; undefined without one
+};
+
+/// Of this process: the CPU's generator and, if the device is a GPU, that GPU's.
+GeneratorState generator_state(at::Device device);
+
+/// Restores the generators; leaves one whose state is undefined unchanged.
+/// throws  std::invalid_argument for bytes that are not a generator's state
+void set_generator_state(const GeneratorState& state, at::Device device);
+
+/// Every rank's generator_state(), by rank, on every rank. All ranks call it.
+std::vector<GeneratorState> gather_generator_states(const ddp::ProcessGroup& group);
+
+/// PowerSGD's state on all ranks, for a checkpoint: {"iteration": int, "random_state": str, "qs": {name:
+/// tensor}, "errors": [{name: tensor}, ...] by rank}. Every rank calls it; all but rank 0 get None.
+///
+/// alone  on this rank, whichever it is, with only its errors
+c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                           const ddp::ProcessGroup& group, bool alone = false);
+
+/// The inverse, on every rank. On another number of ranks, errors start at 0.
+/// throws  IoError naming source and what does not fit
+void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                         const ddp::ProcessGroup& group, const c10::IValue& state,
+                         const std::filesystem::path& source);
 
 /// Where a resumed training starts: in this epoch (from 0), after this many of its samples, over all ranks.
 /// A checkpoint at the end of epoch 4 has {5, 0}.
@@ -138,5 +162,87 @@ struct ResumePoint {
 ///         starting from scratch would be a loss; it names a state of an earlier branch that can be read
 ResumePoint find_resume(const std::filesystem::path& run_folder, const VerifyShards& verify = {},
                         const RunIdentity& since = {});
+
+/// Writes checkpoints on a background thread: the training waits only for a copy of its state in memory.
+///
+///   CheckpointWriter writer(run_folder);
+///   writer.write(state, {{folder / "last.pt", folder / "epoch=3.pt"}, {folder / "epoch=1.pt"}});
+///   ... the next step may change the tensors ...
+///   writer.flush();
+///
+/// Keeps one copy and reuses its memory. A request waits for the previous one, because every request carries
+/// its own deletions and memory must stay bounded. Check busy() to skip one instead.
+class CheckpointWriter {
+ public:
+  struct Request {
+    std::vector<std::filesystem::path> paths;  ///< written in this order; all have one extension
+    /// Deleted once the first is on disk and verified, if they are the run's.
+    std::vector<std::filesystem::path> doomed = {};
+    /// Called in the background before the first is written: waits for the ranks' shards, and returns the new
+    /// TrainingState::shards. give_up() is true once the writer ends.
+    std::function<std::string(const std::function<bool()>& give_up)> finish_shards = {};
+  };
+
+  /// folder  the run's, which outlives it
+  explicit CheckpointWriter(RunFolder& folder) : folder_(folder) {}
+  /// Waits for the current request; its errors are lost unless flush() was called.
+  ~CheckpointWriter();
+
+  /// Copies the state and returns; each file is then written atomically and read back to verify its CRC-32.
+  /// Ignores files to delete that do not exist or are among paths.
+  /// throws  IoError of an earlier request, once; this state is then not written
+  void write(const TrainingState& state, Request request);
+
+  /// Whether a request is being written.
+  bool busy() const;
+
+  /// Waits until everything is on disk. throws  as write()
+  void flush();
+
+  /// After flush(), even if it threw: whether the first file of the last request is on disk and `doomed`
+  /// deleted.
+  bool wrote_first() const { return wrote_first_; }
+
+  /// Waits, ignoring errors, and frees the copy.
+  void release_memory();
+
+ private:
+  void carry_out(const Request& request);
+  void wait() const;
+
+  RunFolder& folder_;
+  c10::IValue snapshot_;  // of the state being written
+  serialize::SnapshotMemory memory_;
+  bool wrote_first_ = false;  // changes only while writing
+  std::atomic<bool> ending_ = false;
+  std::future<void> writing_;
+};
+
+/// Steps, samples and so on of a file are refused above this: sums and products of them do not overflow.
+inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 40;
+
+/// The state as the dict that Lightning's Trainer saves (2.0 and later), which its fit(ckpt_path=...) and
+/// LightningModule.load_from_checkpoint() read:
+///
+///   {"state_dict": {PREFIX + name: ...}, "optimizer_states": [...], "lr_schedulers": [...] or [],
+///    ["MixedPrecision": ...,] "epoch": int, "global_step": int, "loops": {"fit_loop": ..., ...},
+///    "callbacks": {"EarlyStopping{'monitor': ...}": ...}, "hyper_parameters": the configuration and
+///    "learning_rate", "hparams_name": "kwargs", "pytorch-lightning_version": "2.0.0",
+///    "ddprun": what Lightning has no place for}
+///
+/// Without an optimizer: only weights, as save_weights_only=True leaves them. The state must be whole.
+c10::IValue to_lightning(const TrainingState& state);
+
+/// Whether a file's value has Lightning's layout.
+bool is_lightning(const c10::IValue& value);
+
+/// Whether it also holds a state of ours.
+bool is_our_lightning(const c10::IValue& value);
+
+/// The dict that to_value() would have made from the state in Lightning's dict, as far as present; returns
+/// any other value unchanged. Another program's weights keep their prefix. Lightning does not record ranks
+/// and batch size: "world_size" is 0, and "samples" of "position" counts a rank's batches.
+/// throws  std::invalid_argument naming the key whose value has the wrong type
+c10::IValue from_lightning(const c10::IValue& value);
 
 }  // namespace ddprun::train

@@ -1,6 +1,5 @@
 #include <ddprun/train/state/checkpoint_policy.h>
 
-#include <ATen/core/Dict.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -9,11 +8,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <regex>
-#include <string_view>
 #include <tuple>
 #include <variant>
 
-#include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/dict_reader.h>
 
@@ -63,13 +60,6 @@ std::optional<std::string> format(const Number& value, const std::string& spec) 
 
 bool is_count(std::string_view name) { return name == "epoch" || name == "step"; }
 
-Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t epoch, std::int64_t step) {
-  if (name == "epoch") return epoch;
-  if (name == "step") return step;
-  if (const auto value = find_metric(metrics, name)) return static_cast<double>(static_cast<float>(*value));
-  return std::int64_t{0};
-}
-
 std::string names_of(const MetricRow& metrics) {
   std::vector<std::string> names;
   for (const auto& [name, value] : metrics) names.push_back(name);
@@ -80,17 +70,17 @@ c10::IValue scalar(std::optional<float> value) {
   return value ? c10::IValue(torch::full({}, *value, torch::kFloat32)) : c10::IValue();
 }
 
-std::optional<float> optional_number(const DictReader& reader, const std::string& key) {
-  if (!reader.has(key)) return std::nullopt;
-  return static_cast<float>(reader.number(key));
-}
-
 }  // namespace
 
 std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics, std::int64_t epoch,
                             std::int64_t step, bool auto_insert) {
   if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step, auto_insert);
   const auto refuse = [&](const std::string& expected) { throw CheckpointNameError(pattern, expected); };
+  const auto value_of = [&](const std::string& name) -> Number {
+    if (is_count(name)) return name == "epoch" ? epoch : step;
+    const auto value = find_metric(metrics, name);
+    return value ? Number(static_cast<double>(static_cast<float>(*value))) : Number(std::int64_t{0});
+  };
   if (pattern.find('/') == std::string::npos && pattern.starts_with('.'))
     refuse("a name that does not begin with '.'");
   std::string result;
@@ -106,8 +96,7 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
     const auto colon = field.find(':');
     const auto name = field.substr(0, colon);
     if (name.empty() || name.find('{') != std::string::npos) refuse("a metric's name between '{' and '}'");
-    const auto text = format(value_of(name, metrics, epoch, step),
-                             colon == std::string::npos ? "" : field.substr(colon + 1));
+    const auto text = format(value_of(name), colon == std::string::npos ? "" : field.substr(colon + 1));
     if (!text) refuse("a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name);
     result += auto_insert ? name + "=" + *text : *text;
     i = end + 1;
@@ -146,26 +135,21 @@ CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epo
   const auto name =
       checkpoint_name(options_.filename, metrics, epoch, step, options_.auto_insert_metric_name);
   const bool newest = options_.monitor.empty();
-  if (!newest && !is_among_top_k(static_cast<float>(*score))) return {};
+  const auto k = options_.save_top_k;
+  const bool full = k != -1 && static_cast<std::int64_t>(best_k_.size()) >= k;
+  if (!newest && full && !is_better(options_.mode, static_cast<float>(*score), worst_kept().second))
+    return {};
   last_step_saved_ = step;
-  return newest ? plan_newest(name) : plan_by_score(static_cast<float>(*score), name);
+  if (!newest) return plan_by_score(static_cast<float>(*score), name);
+  const auto previous = std::exchange(best_path_, free_path(name, best_path_));
+  const bool replaces = options_.save_top_k == 1 && !previous.empty() && may_remove(previous, best_path_);
+  return {best_path_, replaces ? previous : Path()};
 }
 
-bool CheckpointPolicy::is_among_top_k(float score) const {
-  if (options_.save_top_k == -1 || static_cast<std::int64_t>(best_k_.size()) < options_.save_top_k)
-    return true;
-  return is_better(options_.mode, score, worst_kept().second);
-}
-
-std::pair<fs::path, float> CheckpointPolicy::worst_kept() const {  // the first of equals
+std::pair<fs::path, float> CheckpointPolicy::best_kept(bool or_worst) const {  // the first of equals
   return *std::min_element(best_k_.begin(), best_k_.end(), [&](const auto& a, const auto& b) {
-    return is_better(options_.mode, b.second, a.second);
-  });
-}
-
-std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // the first of equals
-  return *std::min_element(best_k_.begin(), best_k_.end(), [&](const auto& a, const auto& b) {
-    return is_better(options_.mode, a.second, b.second);
+    return or_worst ? is_better(options_.mode, b.second, a.second)
+                    : is_better(options_.mode, a.second, b.second);
   });
 }
 
@@ -189,13 +173,6 @@ CheckpointPlan CheckpointPolicy::plan_by_score(float score, const std::string& n
   std::tie(best_path_, best_score_) = best_kept();
   if (!removed.empty() && may_remove(removed, plan.write)) plan.remove = removed;
   return plan;
-}
-
-CheckpointPlan CheckpointPolicy::plan_newest(const std::string& name) {
-  const auto previous = best_path_;
-  best_path_ = free_path(name, previous);
-  const bool replaces = options_.save_top_k == 1 && !previous.empty() && may_remove(previous, best_path_);
-  return {best_path_, replaces ? previous : Path()};
 }
 
 fs::path CheckpointPolicy::free_path(const std::string& name, const Path& reusable) const {
@@ -245,7 +222,9 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool
       const auto path = item.key().toStringRef();
       loaded.best_k_.emplace_back(here(path), static_cast<float>(scores.number(path)));
     }
-    loaded.best_score_ = optional_number(reader, "best_model_score");
+    loaded.best_score_.reset();
+    if (reader.has("best_model_score"))
+      loaded.best_score_ = static_cast<float>(reader.number("best_model_score"));
     loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
     loaded.kth_best_path_ = here(reader.text("kth_best_model_path"));
   }

@@ -2,13 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/report/metric_sink.h>
@@ -97,11 +91,9 @@ class CheckpointPolicy {
 
  private:
   using Path = std::filesystem::path;
-  bool is_among_top_k(float score) const;
-  std::pair<Path, float> worst_kept() const;
-  std::pair<Path, float> best_kept() const;
+  std::pair<Path, float> best_kept(bool or_worst = false) const;
+  std::pair<Path, float> worst_kept() const { return best_kept(/*or_worst=*/true); }
   CheckpointPlan plan_by_score(float score, const std::string& name);
-  CheckpointPlan plan_newest(const std::string& name);
   Path free_path(const std::string& name, const Path& reusable) const;
   bool may_remove(const Path& previous, const Path& current) const;
 

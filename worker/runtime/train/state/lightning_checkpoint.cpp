@@ -1,15 +1,8 @@
-#include <ddprun/train/state/lightning_checkpoint.h>
-
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
+#include <ddprun/train/state/checkpoint.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
-#include <string>
 #include <tuple>
-#include <utility>
 
 #include <ddprun/serialize/dict_reader.h>
 
@@ -131,8 +124,8 @@ GenericDict implied_config(const IValue& optimizer, const IValue& schedule) {
   return config;
 }
 
-/// The position of Lightning's loops.
-GenericDict position_of(const DictReader& root) {
+/// The parts of a state found in another program's file, with the position of Lightning's loops.
+GenericDict state_of_others(const DictReader& root, const IValue& optimizer, const IValue& schedule) {
   const DictReader loops(root.dict("loops"), "Lightning's loops");
   const DictReader fit(loops.dict("fit_loop"), "Lightning's fit_loop");
   const auto current = [&](const char* key) {
@@ -147,18 +140,10 @@ GenericDict position_of(const DictReader& root) {
     else
       batches = current("epoch_loop.batch_progress").integer("processed");
   }
-  return make_state({{"epoch", epoch}, {"samples", batches}});
-}
-
-/// The parts of a state found in another program's file.
-GenericDict state_of_others(const DictReader& root, const IValue& optimizer, const IValue& schedule) {
-  const auto position = position_of(root);
-  const auto epoch = position.at("epoch").toInt();
-  const bool between = position.at("samples").toInt() == 0;
   return make_state({{"format", 1},
-                     {"epoch", between ? std::max<std::int64_t>(0, epoch - 1) : epoch},
+                     {"epoch", batches == 0 ? std::max<std::int64_t>(0, epoch - 1) : epoch},
                      {"step", root.integer("global_step")},
-                     {"position", position},
+                     {"position", make_state({{"epoch", epoch}, {"samples", batches}})},
                      {"world_size", 0},
                      {"generators", make_list()},
                      {"callbacks", make_state()},

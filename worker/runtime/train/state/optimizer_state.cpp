@@ -1,22 +1,14 @@
 #include <ddprun/train/state/optimizer_state.h>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/types.h>
 
-#include <initializer_list>
-#include <memory>
-#include <stdexcept>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
@@ -48,8 +40,7 @@ struct AdamKind {
   using State = AdamState;
   static constexpr const char* kName = kDecoupled ? "AdamW" : "Adam";
 
-  template <typename Visit>
-  static void options(Options& options, Visit& visit) {
+  static void options(Options& options, auto& visit) {
     visit("lr", options.lr());
     visit("betas", options.betas());
     visit("eps", options.eps());
@@ -62,8 +53,7 @@ struct AdamKind {
                  {"fused", {}},
                  {"decoupled_weight_decay", kDecoupled}});
   }
-  template <typename Visit>
-  static void state(State& state, const Options& options, Visit& visit) {
+  static void state(State& state, const Options& options, auto& visit) {
     visit("step", state.step());
     visit("exp_avg", state.exp_avg(), true);
     visit("exp_avg_sq", state.exp_avg_sq(), true);
@@ -78,8 +68,7 @@ struct Sgd {
   using State = torch::optim::SGDParamState;
   static constexpr const char* kName = "SGD";
 
-  template <typename Visit>
-  static void options(Options& options, Visit& visit) {
+  static void options(Options& options, auto& visit) {
     visit("lr", options.lr());
     visit("momentum", options.momentum());
     visit("dampening", options.dampening());
@@ -87,8 +76,7 @@ struct Sgd {
     visit("nesterov", options.nesterov());
     visit.fixed({{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}});
   }
-  template <typename Visit>
-  static void state(State& state, const Options&, Visit& visit) {
+  static void state(State& state, const Options&, auto& visit) {
     visit("momentum_buffer", state.momentum_buffer(), true);
   }
 };
@@ -98,16 +86,14 @@ struct AdadeltaKind {
   using State = AdadeltaParamState;
   static constexpr const char* kName = "Adadelta";
 
-  template <typename Visit>
-  static void options(Options& options, Visit& visit) {
+  static void options(Options& options, auto& visit) {
     visit("lr", options.lr());
     visit("rho", options.rho());
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
     visit.fixed({{"maximize", false}, {"capturable", false}, {"foreach", {}}, {"differentiable", false}});
   }
-  template <typename Visit>
-  static void state(State& state, const Options&, Visit& visit) {
+  static void state(State& state, const Options&, auto& visit) {
     visit("step", state.step());
     visit("square_avg", state.square_avg(), true);
     visit("acc_delta", state.acc_delta(), true);
@@ -119,8 +105,7 @@ struct Adagrad {
   using State = torch::optim::AdagradParamState;
   static constexpr const char* kName = "Adagrad";
 
-  template <typename Visit>
-  static void options(Options& options, Visit& visit) {
+  static void options(Options& options, auto& visit) {
     visit("lr", options.lr());
     visit("lr_decay", options.lr_decay());
     visit("eps", options.eps());
@@ -128,8 +113,7 @@ struct Adagrad {
     visit("initial_accumulator_value", options.initial_accumulator_value());
     visit.fixed({{"foreach", {}}, {"maximize", false}, {"differentiable", false}, {"fused", {}}});
   }
-  template <typename Visit>
-  static void state(State& state, const Options&, Visit& visit) {
+  static void state(State& state, const Options&, auto& visit) {
     visit("step", state.step());
     visit("sum", state.sum(), true);
   }
@@ -140,8 +124,7 @@ struct RmsProp {
   using State = torch::optim::RMSpropParamState;
   static constexpr const char* kName = "RMSprop";
 
-  template <typename Visit>
-  static void options(Options& options, Visit& visit) {
+  static void options(Options& options, auto& visit) {
     visit("lr", options.lr());
     visit("momentum", options.momentum());
     visit("alpha", options.alpha());
@@ -150,8 +133,7 @@ struct RmsProp {
     visit("weight_decay", options.weight_decay());
     visit.fixed({{"capturable", false}, {"foreach", {}}, {"maximize", false}, {"differentiable", false}});
   }
-  template <typename Visit>
-  static void state(State& state, const Options& options, Visit& visit) {
+  static void state(State& state, const Options& options, auto& visit) {
     visit("step", state.step());
     visit("square_avg", state.square_avg(), true);
     visit("momentum_buffer", state.momentum_buffer(), options.momentum() > 0);
@@ -176,11 +158,7 @@ auto with_kind(const torch::optim::OptimizerOptions& options, Use use) {
 struct OptionsWriter {
   GenericDict group = make_state();
 
-  void operator()(const char* key, double value) { group.insert(key, value); }
-  void operator()(const char* key, bool value) { group.insert(key, value); }
-  void operator()(const char* key, const Betas& value) {
-    group.insert(key, c10::ivalue::Tuple::create({std::get<0>(value), std::get<1>(value)}));
-  }
+  void operator()(const char* key, const auto& value) { group.insert(key, IValue(value)); }
   void fixed(FixedOptions options) {
     for (const auto& [key, value] : options) group.insert(key, value);
   }
@@ -197,27 +175,19 @@ struct StateWriter {
   }
 };
 
-/// Calls use(state, options) for every parameter of all groups; a null state: it has none.
-template <typename Kind, typename Use>
-void for_each_state(Optimizer& optimizer, Use use) {
-  for (auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      use(found == optimizer.state().end() ? nullptr
-                                           : static_cast<typename Kind::State*>(found->second.get()),
-          static_cast<typename Kind::Options&>(group.options()));
-    }
-}
-
 /// For every parameter of all groups, this process's part of its state.
 template <typename Kind>
 std::vector<NamedTensors> named_states(Optimizer& optimizer) {
   std::vector<NamedTensors> result;
-  for_each_state<Kind>(optimizer, [&](auto* state, const auto& options) {
-    StateWriter writer;
-    if (state != nullptr) Kind::state(*state, options, writer);
-    result.push_back(std::move(writer.tensors));
-  });
+  for (auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      StateWriter writer;
+      if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+          found != optimizer.state().end())
+        Kind::state(static_cast<typename Kind::State&>(*found->second),
+                    static_cast<typename Kind::Options&>(group.options()), writer);
+      result.push_back(std::move(writer.tensors));
+    }
   return result;
 }
 
@@ -368,9 +338,7 @@ IValue optimizer_state_dict(Optimizer& optimizer, bool own) {
       states = zero->gather_to_rank_0(states);
       if (zero->rank() != 0) return {};
     }
-    auto root = make_state();
-    root.insert("state", state_of(states));
-    root.insert("param_groups", groups_of<Kind>(optimizer));
+    auto root = make_state({{"state", state_of(states)}, {"param_groups", groups_of<Kind>(optimizer)}});
     if (own) root.insert("own", true);
     return root;
   });

@@ -1,17 +1,10 @@
-#include <ddprun/train/state/rank_state.h>
+#include <ddprun/train/state/checkpoint.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
-#include <torch/types.h>
 
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <stdexcept>
-#include <string>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/group/collectives.h>
@@ -95,18 +88,16 @@ c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Modu
 
 void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
                          const ddp::ProcessGroup& group, const c10::IValue& state,
-                         const std::filesystem::path& source) {
-  try {
-    const DictReader reader(state, "PowerSGD");
-    ddp::PowerSgd::State own{reader.integer("iteration"), reader.text("random_state"), {}, {}};
-    own.qs = to_tensors(reader.dict("qs"));
-    const auto errors = reader.list("errors");
-    if (static_cast<int>(errors.size()) == group.size())
-      own.errors = to_tensors(errors[static_cast<std::size_t>(group.rank())]);
-    power_sgd.load_state(module, own);
-  } catch (const std::invalid_argument& error) {
-    throw IoError(source, error.what());
-  }
+                         const std::filesystem::path& source) try {
+  const DictReader reader(state, "PowerSGD");
+  ddp::PowerSgd::State own{
+      reader.integer("iteration"), reader.text("random_state"), to_tensors(reader.dict("qs")), {}};
+  const auto errors = reader.list("errors");
+  if (static_cast<int>(errors.size()) == group.size())
+    own.errors = to_tensors(errors[static_cast<std::size_t>(group.rank())]);
+  power_sgd.load_state(module, own);
+} catch (const std::invalid_argument& error) {
+  throw IoError(source, error.what());
 }
 
 GeneratorState generator_state(at::Device device) {

@@ -7,17 +7,13 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <set>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
-#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
@@ -111,7 +107,11 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
     writing_ = json.value("writing", "");
     set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
-    for (const auto& [name, branch] : files_) known = known && is_inside(name);
+    identity_.branch = 1;
+    for (const auto& [name, branch] : files_) {
+      known = known && is_inside(name);
+      identity_.branch = std::max(identity_.branch, branch);
+    }
     for (const auto& name : replaced_)
       known = known && name.starts_with("replaced-") && fs::path(name).filename() == name;
   } catch (const nlohmann::json::exception&) {
@@ -120,8 +120,6 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
   if (!known)
     throw IoError(list,
                   "is not the list of a run's files; if you delete it, no file here counts as the run's");
-  identity_.branch = 1;
-  for (const auto& [name, branch] : files_) identity_.branch = std::max(identity_.branch, branch);
 }
 
 RunIdentity RunFolder::identity() const {
@@ -144,13 +142,6 @@ std::vector<fs::path> RunFolder::files() const {
   const std::lock_guard lock(mutex_);
   std::vector<fs::path> all;
   for (const auto& [name, branch] : files_) all.push_back(folder_ / name);
-  return all;
-}
-
-std::vector<fs::path> RunFolder::replaced() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<fs::path> all;
-  for (const auto& name : replaced_) all.push_back(folder_ / name);
   return all;
 }
 

@@ -31,8 +31,6 @@ class RunFolder {
  public:
   /// Reads the list, if there is one.
   explicit RunFolder(std::filesystem::path folder);
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return folder_; }
   std::filesystem::path checkpoints() const { return folder_ / "checkpoints"; }
@@ -43,8 +41,10 @@ class RunFolder {
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
-  /// The folders of the runs that this one replaces, until it has a checkpoint.
-  std::vector<std::filesystem::path> replaced() const;
+  /// The folder of the run that this one replaces, until it has a checkpoint; empty: none.
+  std::filesystem::path replaced() const {
+    return replaced_.empty() ? std::filesystem::path() : folder_ / replaced_.back();
+  }
   /// Whether a checkpoint was found, when the run was resumed, that another run or program wrote.
   bool is_foreign(const std::filesystem::path& checkpoint) const;
 

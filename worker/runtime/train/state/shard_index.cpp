@@ -1,17 +1,13 @@
 #include <ddprun/train/state/shard_index.h>
 
 #include <torch/nn/module.h>
-#include <torch/types.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <system_error>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
 
 #include <ddprun/common/errors.h>
@@ -119,6 +115,33 @@ at::Tensor make_hollow(const std::vector<std::int64_t>& sizes, at::ScalarType dt
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, at::kCPU), nullptr,
                        false);
   return at::empty({0}, dtype).set_(storage, 0, sizes);
+}
+
+c10::IValue gathered(ShardReader& reader, const std::string& key, const c10::IValue& others) {
+  auto dict = make_state();
+  const auto value_of = [&](const at::Tensor& hollow) { return reader.value_of(hollow); };
+  for (const auto& [name, tensor] : with_memory(reader.hollow(key, others), value_of))
+    dict.insert(name, tensor);
+  return dict;
+}
+
+c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
+  const DictReader parts(index, "optimizer");
+  const auto keys = reader.index().optimizer_keys();
+  c10::impl::GenericDict state(c10::IntType::get(), c10::AnyType::get());
+  std::int64_t number = -1;
+  for (const auto& [name, parameter] : reader.index().names) {
+    if (parameter.empty()) continue;
+    ++number;
+    if (name != parameter) continue;
+    auto entry = make_state();
+    for (const auto& key : keys)
+      if (const auto value = reader.whole(key, parameter); value.defined()) entry.insert(key, value);
+    if (entry.empty() && !keys.empty()) continue;
+    if (const auto step = step_of(parts, parameter); !step.isNone()) entry.insert("step", step);
+    if (!entry.empty()) state.insert(number, entry);
+  }
+  return make_state({{"state", state}, {"param_groups", parts.at("param_groups")}});
 }
 
 }  // namespace
@@ -335,37 +358,6 @@ at::Tensor ShardReader::value_of(const at::Tensor& hollow) {
   const auto memory = scratch_.narrow(0, 0, bytes).view(hollow.scalar_type());
   return whole(*find(found->second.first, found->second.second), memory);
 }
-
-namespace {
-
-c10::IValue gathered(ShardReader& reader, const std::string& key, const c10::IValue& others) {
-  auto dict = make_state();
-  const auto value_of = [&](const at::Tensor& hollow) { return reader.value_of(hollow); };
-  for (const auto& [name, tensor] : with_memory(reader.hollow(key, others), value_of))
-    dict.insert(name, tensor);
-  return dict;
-}
-
-c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
-  const DictReader parts(index, "optimizer");
-  const auto keys = reader.index().optimizer_keys();
-  c10::impl::GenericDict state(c10::IntType::get(), c10::AnyType::get());
-  std::int64_t number = -1;
-  for (const auto& [name, parameter] : reader.index().names) {
-    if (parameter.empty()) continue;
-    ++number;
-    if (name != parameter) continue;
-    auto entry = make_state();
-    for (const auto& key : keys)
-      if (const auto value = reader.whole(key, parameter); value.defined()) entry.insert(key, value);
-    if (entry.empty() && !keys.empty()) continue;
-    if (const auto step = step_of(parts, parameter); !step.isNone()) entry.insert("step", step);
-    if (!entry.empty()) state.insert(number, entry);
-  }
-  return make_state({{"state", state}, {"param_groups", parts.at("param_groups")}});
-}
-
-}  // namespace
 
 c10::IValue step_of(const DictReader& state, const std::string& parameter) {
   // Older checkpoints have one number for all.

@@ -1,15 +1,12 @@
 #include <ddprun/train/state/shard_writer.h>
 
 #include <sys/mman.h>
-#include <torch/types.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fstream>
-#include <sstream>
-#include <utility>
+#include <nlohmann/json.hpp>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -26,6 +23,7 @@ namespace ddprun::train {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 constexpr auto kChunk = static_cast<std::size_t>(kShardChunk);
 
@@ -38,16 +36,13 @@ std::string key_of(std::int64_t count, int rank) {
 /// Reads the file back from the disk.
 void verify(const fs::path& written, const std::vector<std::uint32_t>& expected) {
   const auto fd = open_regular_file(written);
-  std::string chunk(kChunk, '\0');
+  std::string chunk;
+  std::size_t at = 0;
   for (const auto sum : expected) {
-    std::size_t count = 0;
-    for (ssize_t got = 1; got > 0 && count < kChunk; count += static_cast<std::size_t>(got)) {
-      got = ::read(fd.get(), chunk.data() + count, kChunk - count);
-      if (got < 0) throw IoError(written, "cannot read back", errno);
-    }
-    chunk.resize(count);
-    if (crc32_of(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
     chunk.resize(kChunk);
+    chunk.resize(read_at(fd, at, chunk.data(), kChunk, written));
+    at += chunk.size();
+    if (crc32_of(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
   }
 }
 
@@ -113,8 +108,8 @@ std::string ShardWriter::pop() {
   return chunk;
 }
 
-/// returns  the checksums, as text
-std::string ShardWriter::write_file(const fs::path& path) {
+/// returns  the checksums
+std::vector<std::uint32_t> ShardWriter::write_file(const fs::path& path) {
   create_folders(path.parent_path());
   std::vector<std::uint32_t> sums;
   replace_file_atomic(path, [&](const fs::path& temporary) {
@@ -128,24 +123,22 @@ std::string ShardWriter::write_file(const fs::path& path) {
     if (file.error() != 0) throw IoError(path, "cannot write", file.error());
     verify(temporary, sums);
   });
-  std::string text = "written";
-  for (const auto sum : sums) text += " " + std::to_string(sum);
-  return text;
+  return sums;
 }
 
 /// Runs on the thread.
 void ShardWriter::run(const fs::path& file, const std::string& key) {
-  std::string result;
+  json result;  // the checksums, or [error number, message]
   try {
-    result = write_file(file);
+    result["checksums"] = write_file(file);
   } catch (const IoError& error) {
-    result = "failed " + std::to_string(error.error_number) + " " + error.what();
+    result["failed"] = {error.error_number, error.what()};
   } catch (const std::exception& error) {
-    result = std::string("failed 0 ") + error.what();
+    result["failed"] = {0, error.what()};
   }
   while (!pop().empty()) continue;
   try {
-    store_->set(key, result);
+    store_->set(key, result.dump(-1, ' ', false, json::error_handler_t::replace));
   } catch (const std::exception&) {  // rank 0 is gone
   }
 }
@@ -159,13 +152,9 @@ std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter:
         if (give_up()) throw IoError(file, "was not finished");
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
-      std::istringstream result(store->get_to_str(key_of(count, rank)));
-      std::string word, message;
-      result >> word;
-      if (word != "written") {
-        int error = 0;
-        result >> error >> std::ws;
-        std::getline(result, message);
+      const auto result = json::parse(store->get_to_str(key_of(count, rank)));
+      if (result.contains("failed")) {
+        const auto [error, message] = result["failed"].get<std::pair<int, std::string>>();
         const auto who = "rank " + std::to_string(rank);
         throw error != 0 ? IoError(file, who + " cannot write it", error)
                          : IoError(file, who + ": " + message);
@@ -174,8 +163,7 @@ std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter:
       if (count == 1 && !fs::exists(file, missing))
         log_warning("rank " + std::to_string(rank) + " has its part of the checkpoints, " + file.string() +
                     ", on a disk that rank 0 does not see; to resume, start a rank there again");
-      auto& sums = checksums.emplace_back();
-      for (std::uint32_t sum = 0; result >> sum;) sums.push_back(sum);
+      checksums.push_back(result["checksums"]);
     }
     return checksums;
   };

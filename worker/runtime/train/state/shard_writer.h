@@ -1,21 +1,11 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <functional>
-#include <mutex>
-#include <string>
 #include <thread>
-#include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/store.h>
-#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
@@ -27,8 +17,6 @@ class ShardWriter {
  public:
   /// The destructor waits for the file.
   explicit ShardWriter(const ddp::ProcessGroup& group);
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Returns once the tensors may change again. The file is written in the background, flushed to disk, and
   /// read back to check its CRC-32. finished() reports errors.
@@ -50,7 +38,7 @@ class ShardWriter {
   void push(std::string chunk);
   std::string pop();
   void run(const std::filesystem::path& file, const std::string& key);
-  std::string write_file(const std::filesystem::path& file);
+  std::vector<std::uint32_t> write_file(const std::filesystem::path& file);
 
   int rank_, size_;
   ddp::StorePtr store_;

@@ -1,16 +1,9 @@
-#include <ddprun/train/state/sharded_optimizer_state.h>
+#include <ddprun/train/state/shard_index.h>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
-#include <torch/types.h>
 
 #include <algorithm>
-#include <map>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
@@ -61,7 +54,7 @@ void take_larger(IValue& step, const IValue& other) {
 struct WholeState {
   std::map<std::string, std::map<std::string, torch::Tensor>> tensors;  ///< by key
   std::map<std::string, IValue> steps;
-  GenericDict group;
+  IValue group;
 };
 
 /// throws  std::invalid_argument unless the value has the layout of optimizer_state_dict() over the module
@@ -75,7 +68,7 @@ WholeState collect_whole(const IValue& value, const torch::nn::Module& module) {
   if (indices.size() != parameters.size())
     root.fail("expected " + std::to_string(parameters.size()) + " parameters, got " +
               std::to_string(indices.size()));
-  WholeState whole{{}, {}, groups[0].toGenericDict()};
+  WholeState whole{{}, {}, groups[0]};
   const auto states = root.dict("state");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto owner = "parameter " + std::to_string(i);
@@ -117,16 +110,16 @@ void add_unused(std::map<std::string, torch::Tensor>& by_name,
   }
 }
 
-/// {"param_groups": [the group, for parameters 0 to count - 1]}
-GenericDict with_parameters(const GenericDict& group, std::int64_t count) {
+/// "param_groups": the group, for parameters 0 to count - 1.
+c10::impl::GenericList with_parameters(const IValue& group, std::size_t count) {
   auto indices = make_list();
-  for (std::int64_t index = 0; index < count; ++index) indices.push_back(index);
-  auto copy = group.copy();
+  for (std::size_t index = 0; index < count; ++index) indices.push_back(static_cast<std::int64_t>(index));
+  auto copy = group.toGenericDict().copy();
   copy.insert_or_assign("params", indices);
-  return make_state({{"param_groups", make_list({copy})}});
+  return make_list({copy});
 }
 
-void load(torch::optim::Optimizer& optimizer, const ShardState& shards, const GenericDict& group,
+void load(torch::optim::Optimizer& optimizer, const ShardState& shards, const IValue& group,
           const std::filesystem::path& source) {
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
   for (std::size_t i = 0; i < shards.steps.size(); ++i) {
@@ -137,9 +130,9 @@ void load(torch::optim::Optimizer& optimizer, const ShardState& shards, const Ge
     if (!shards.steps[i].isNone()) entry.insert(kStep, shards.steps[i]);
     state.insert(static_cast<std::int64_t>(i), entry);
   }
-  auto root = with_parameters(group, static_cast<std::int64_t>(shards.steps.size()));
-  root.insert("state", state);
-  load_optimizer_state(optimizer, root, source);
+  load_optimizer_state(
+      optimizer,
+      make_state({{"param_groups", with_parameters(group, shards.steps.size())}, {"state", state}}), source);
 }
 
 }  // namespace
@@ -159,7 +152,6 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
   for (std::size_t i = 0; i < trainable.size(); ++i)
     for (const auto& parameter : units[trainable[i]].parameters) steps[parameter.name] = local.steps[i];
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
-  auto indices = make_list();
   std::int64_t index = 0;
   for (const auto& parameter : module.named_parameters()) {
     auto entry = make_state();
@@ -170,11 +162,11 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
       if (const auto& step = steps[parameter.key()]; !step.isNone()) entry.insert(kStep, step);
       state.insert(index, entry);
     }
-    indices.push_back(index++);
+    ++index;
   }
-  root.insert_or_assign("state", state);
-  root.at("param_groups").toList().get(0).toGenericDict().insert_or_assign("params", indices);
-  return root;
+  const auto group = root.at("param_groups").toList().get(0);
+  return make_state(
+      {{"state", state}, {"param_groups", with_parameters(group, static_cast<std::size_t>(index))}});
 }
 
 void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
@@ -213,8 +205,6 @@ c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
   for (const auto& [key, of_shards] : local.of_shards)
     for (std::size_t i = 0; i < units.size(); ++i)
       if (of_shards[i].defined()) shards.add(key, units[i], of_shards[i]);
-  auto root = with_parameters(state.at("param_groups").toList().get(0).toGenericDict(),
-                              static_cast<std::int64_t>(module.named_parameters().size()));
   auto scalars = make_state(), steps = make_state();
   IValue most;
   for (std::size_t i = 0; i < units.size(); ++i) {
@@ -223,9 +213,9 @@ c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
       if (!local.steps[i].isNone()) steps.insert(parameter.name, local.steps[i]);
   }
   if (!most.isNone()) scalars.insert(kStep, most);
-  root.insert("scalars", scalars);
-  root.insert("steps", steps);
-  return root;
+  const auto groups =
+      with_parameters(state.at("param_groups").toList().get(0), module.named_parameters().size());
+  return make_state({{"param_groups", groups}, {"scalars", scalars}, {"steps", steps}});
 }
 
 void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyShardedDataParallel& sharded,
@@ -244,7 +234,7 @@ void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyS
   }
   for (const auto& key : reader.index().optimizer_keys())
     for (const auto unit : trainable) shards.of_shards[key].push_back(reader.shard(key, units[unit], rank));
-  load(optimizer, shards, groups[0].toGenericDict(), source);
+  load(optimizer, shards, groups[0], source);
 } catch (const std::invalid_argument& error) {
   throw IoError(source, error.what());
 }

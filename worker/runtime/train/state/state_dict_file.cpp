@@ -1,24 +1,17 @@
 #include <ddprun/train/state/state_dict_file.h>
 
-#include <ATen/core/jit_type.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <initializer_list>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string_view>
-#include <unordered_map>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
-#include <ddprun/train/state/lightning_checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
@@ -70,14 +63,6 @@ std::optional<StateDict> find_state_dict(const c10::IValue& root, std::initializ
   return std::nullopt;
 }
 
-StateDict find_weights(const c10::IValue& root, const std::filesystem::path& path) {
-  auto weights = find_state_dict(root, {"model", "state_dict"});
-  if (!weights)
-    throw IoError(
-        path, R"(holds no weights, expected a state_dict, or a dict with one under "model" or "state_dict")");
-  return *std::move(weights);
-}
-
 /// The weights without the prefix; nullopt unless all names have it.
 std::optional<StateDict> without_prefix(const StateDict& weights, std::string_view prefix) {
   StateDict shorter;
@@ -108,29 +93,30 @@ StateDict without_counts(StateDict weights) {
   return without_prefix(weights, kWrapper).value_or(weights);
 }
 
-StateDict plain_weights(const StateDict& weights, const std::filesystem::path& path) {
-  if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
-  auto shorter = without_prefix(weights, kWrapper);
+StateDict plain_weights(std::optional<StateDict> weights, const std::filesystem::path& path) {
+  if (!weights)
+    throw IoError(
+        path, R"(holds no weights, expected a state_dict, or a dict with one under "model" or "state_dict")");
+  if (weights->empty()) throw IoError(path, "holds no tensors, expected a model's weights");
+  auto shorter = without_prefix(*weights, kWrapper);
   if (shorter) say_dropped(kWrapper, path);
-  return shorter ? *std::move(shorter) : weights;
+  return *std::move(shorter ? shorter : weights);
 }
 
 /// Why the weights cannot be copied into the targets; empty if they can.
-std::string problem(const StateDict& targets, const std::unordered_map<std::string, torch::Tensor>& weights) {
+std::string problem(const StateDict& targets, std::map<std::string, torch::Tensor> weights) {
   std::vector<std::string> missing, misshapen, unexpected, problems;
   const auto described = [](const std::string& name, const torch::Tensor& tensor) {
     return in_quotes(name) + " " + c10::str(tensor.sizes());
   };
-  std::map<std::string, torch::Tensor> left(weights.begin(), weights.end());
   for (const auto& [name, target] : targets) {
-    const auto found = weights.find(name);
-    left.erase(name);
-    if (found == weights.end())
+    const auto found = weights.extract(name);
+    if (found.empty())
       missing.push_back(described(name, target));
-    else if (found->second.sizes() != target.sizes())
-      misshapen.push_back(described(name, found->second) + ", expected " + c10::str(target.sizes()));
+    else if (found.mapped().sizes() != target.sizes())
+      misshapen.push_back(described(name, found.mapped()) + ", expected " + c10::str(target.sizes()));
   }
-  for (const auto& [name, tensor] : left) unexpected.push_back(described(name, tensor));
+  for (const auto& [name, tensor] : weights) unexpected.push_back(described(name, tensor));
   for (const auto& kind : {listed("missing", missing), listed("with another shape", misshapen),
                            listed("unexpected", unexpected)})
     if (!kind.empty()) problems.push_back(kind);
@@ -153,7 +139,8 @@ OpenWeights open_weights(const std::filesystem::path& path, WeightsOf which) {
       which == WeightsOf::kAverages || (which == WeightsOf::kAveragesIfAny && !under("ema").isNone());
   const char* key = averaged ? "ema" : "model";
   if (!under("shards").isString() || !under(key).isGenericDict())
-    return {averaged ? to_averaged_weights(under(key), path) : plain_weights(find_weights(root, path), path),
+    return {averaged ? to_averaged_weights(under(key), path)
+                     : plain_weights(find_state_dict(root, {"model", "state_dict"}), path),
             {},
             is_lightning(root)};
   const auto reader = std::make_shared<ShardReader>(path, under("shards").toStringRef());
@@ -191,7 +178,7 @@ StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path&
 }
 
 void load_weights(torch::nn::Module& module, const StateDict& weights, const std::filesystem::path& source) {
-  using ByName = std::unordered_map<std::string, torch::Tensor>;
+  using ByName = std::map<std::string, torch::Tensor>;
   StateDict targets;
   collect(module, "", targets);
   ByName by_name(weights.begin(), weights.end());
@@ -213,13 +200,13 @@ void load_weights(torch::nn::Module& module, const StateDict& weights, const std
 c10::impl::GenericDict state_dict(const torch::nn::Module& module) {
   StateDict tensors;
   collect(module, "", tensors);
-  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  auto dict = make_state();
   for (const auto& [name, tensor] : tensors) dict.insert(name, tensor.detach());
   return dict;
 }
 
 c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
-  c10::impl::GenericDict copies(c10::StringType::get(), c10::AnyType::get());
+  auto copies = make_state();
   for (const auto& item : tensors) copies.insert(item.key(), item.value().toTensor().clone());
   return copies;
 }

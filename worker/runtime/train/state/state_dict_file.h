@@ -1,13 +1,6 @@
 #pragma once
 
-#include <filesystem>
-#include <string>
 #include <utility>
-#include <vector>
-
-#include <ATen/core/Dict.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include <ddprun/serialize/portable_value.h>
 

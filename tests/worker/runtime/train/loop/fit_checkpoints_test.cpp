@@ -287,6 +287,7 @@ TEST_CASE("a resumed run that goes by another metric keeps no scores of the one 
   const TempDir dir;
   auto options = options_in(dir.path(), 2);
   options.checkpoint.patience = 5;
+  options.optim.schedule = LrScheduleKind::kPlateau;
   run(make_task(), options);
   options.checkpoint.resume = "auto";
   options.epochs = 3;
@@ -297,6 +298,9 @@ TEST_CASE("a resumed run that goes by another metric keeps no scores of the one 
   CHECK(fs::path(summary["best_checkpoint"].get<std::string>()).filename() == "epoch=2.pt");
   CHECK_FALSE(summary.contains("stopped"));
   CHECK(checkpoints_in(options.out).contains("epoch=1.pt"));
+  const auto plateau = read_checkpoint(options.out / "checkpoints/last.pt").lr_schedule.toGenericDict();
+  CHECK(plateau.at("monitor").toStringRef() == "val_acc");
+  CHECK(plateau.at("num_bad_epochs").toInt() == 0);
 }
 
 TEST_CASE("a run that has ended is not trained further by the same command", "[fit]") {

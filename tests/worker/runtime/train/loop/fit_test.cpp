@@ -250,6 +250,16 @@ TEST_CASE(
     first->stop_after = 3;
     options.callbacks = {first};
     fit(task, options, group);
+    options.callbacks = {first, std::make_shared<Seen>()};
+    bool refused = false;
+    try {
+      auto again = options;
+      again.out = dir.path() / "other";
+      fit(task, again, group);
+    } catch (const std::invalid_argument& error) {
+      refused = std::string(error.what()).find("got 'Seen' again") != std::string::npos;
+    }
+    ensure(refused, "two states cannot have one name");
     ensure(first->calls == "ssve", first->calls.c_str());  // the first epoch was enough
     const auto second = std::make_shared<Seen>();
     options.callbacks = {second};

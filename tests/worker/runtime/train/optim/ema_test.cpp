@@ -1,4 +1,4 @@
-#include <ddprun/train/optim/ema.h>
+#include <ddprun/train/optim/optimization.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

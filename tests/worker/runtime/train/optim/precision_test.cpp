@@ -1,4 +1,4 @@
-#include <ddprun/train/optim/precision.h>
+#include <ddprun/train/optim/gradients.h>
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>

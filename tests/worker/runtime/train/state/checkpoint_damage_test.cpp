@@ -9,7 +9,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/train/state/checkpoint_writer.h>
+#include <ddprun/train/state/checkpoint.h>
 #include "tests/support/catch.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
 #include "tests/worker/runtime/train/test_run.h"

@@ -13,9 +13,9 @@
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/optimizer_state.h>
-#include <ddprun/train/state/rank_state.h>
-#include <ddprun/train/state/sharded_optimizer_state.h>
+#include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"

@@ -1,4 +1,4 @@
-#include <ddprun/train/state/checkpoint_writer.h>
+#include <ddprun/train/state/checkpoint.h>
 
 #include <ATen/Parallel.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include <ddprun/train/state/lightning_checkpoint.h>
+#include <ddprun/train/state/checkpoint.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -1,4 +1,4 @@
-#include <ddprun/train/state/memory_file.h>
+#include <ddprun/train/state/run_memory.h>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,7 +12,6 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/serialize/dict_reader.h>
-#include <ddprun/train/state/run_memory.h>
 #include "tests/support/catch.h"
 #include "tests/support/file_size_limit.h"
 

@@ -1,9 +1,8 @@
-#include <ddprun/train/state/memory_file.h>
+#include <ddprun/train/state/run_memory.h>
 
 #include <sys/mman.h>
 
 #include <ddprun/common/files.h>
-#include <ddprun/train/state/run_memory.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 

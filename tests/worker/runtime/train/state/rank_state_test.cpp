@@ -1,4 +1,4 @@
-#include <ddprun/train/state/rank_state.h>
+#include <ddprun/train/state/checkpoint.h>
 
 #include <torch/types.h>
 #include <torch/utils.h>

@@ -13,7 +13,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/checkpoint_writer.h>
 #include "tests/support/catch.h"
 #include "tests/support/small_disk.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
@@ -132,7 +131,7 @@ TEST_CASE("a replaced run that was resumed, or is being resumed, is not removed"
   RunFolder folder(dir.path());
   folder.begin(kNames);
   const auto replaced = dir.path() / ("replaced-" + earlier.run);
-  CHECK(folder.replaced() == std::vector<fs::path>{replaced});
+  CHECK(folder.replaced() == replaced);
   UniqueFd lock;
   if (GENERATE(true, false)) {
     RunFolder(replaced).resume(earlier, /*is_newest=*/true, kNames);
