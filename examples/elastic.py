@@ -1,4 +1,4 @@
-"""MNIST's size of a training whose lost ranks ddprun replaces while the others go on, without a lost step:
+"""A training whose lost ranks ddprun replaces while the others go on, without a lost step:
 
     ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --standby=1 examples/elastic.py
 
@@ -11,35 +11,35 @@ from ddprun import elastic
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 epochs = int(os.environ.get("EPOCHS", 20))
 torch.set_num_threads(1)
 torch.manual_seed(0)  # the same data and first weights on every rank
-images, labels = torch.randn(2000, 784), torch.randint(0, 10, (2000,))
+data = TensorDataset(torch.randn(2000, 784), torch.randint(0, 10, (2000,)))
 net = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(256, 10))
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-data = TensorDataset(images, labels)
-loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, world, rank))
 
 # What a training is after a whole step. Everything else is made anew in each round.
 state = elastic.State(model=net, optimizer=optimizer, schedule=schedule, epoch=0, batch=0)
 
 
-@elastic.run(state)  # waits here in a standby process
+@elastic.run(state)  # a standby process waits here: it does not know its rank yet
 def train() -> None:
+    rank = torch.distributed.get_rank()
     model = DistributedDataParallel(net)
+    loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data))
     for state.epoch in range(state.epoch, epochs):
-        for x, y in state.batches(loader):  # those that are not done
+        for images, labels in state.batches(loader):  # those that are not done
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
             state.commit()  # this step is done
             if rank == 0:
                 print(f"step {state.commits}: loss {loss.item():.9f}", flush=True)
         schedule.step()
+    weights = sum(parameter.double().sum() for parameter in net.parameters()).item()
+    print(f"rank {rank}: weights {weights:.17g} after {state.commits} steps", flush=True)
 
 
 train()
-print(f"rank {rank}: weights {sum(p.double().sum() for p in net.parameters()).item():.17g} after {state.commits} steps", flush=True)

@@ -270,7 +270,9 @@ class State:
         self._connected = True
 
 
-def run(state: State, *, backend: Optional[str] = None, timeout: datetime.timedelta = datetime.timedelta(minutes=30)) -> Callable[[_Function], _Function]:
+def run(
+    state: State, *, backend: Optional[str] = None, timeout: datetime.timedelta = datetime.timedelta(minutes=30)
+) -> Callable[[_Function], _Function]:
     """Makes a function one that is called in each round of the job, with torch.distributed's default group initialized, and ends it after.
 
     backend: as for init_process_group; by default Gloo for tensors on CPUs, NCCL for those on GPUs. timeout: of its collectives.

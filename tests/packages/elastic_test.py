@@ -2,6 +2,7 @@
 
 usage: elastic_test.py DDPRUN; DDPRUN_TEST_PYTHON names a Python with PyTorch
 """
+import json
 import os
 import pathlib
 import random
@@ -43,17 +44,10 @@ def weights(out):
     return dict(re.findall(r"rank (\d): weights (\S+) after", out))
 
 
-def children_by_rank(parent):
-    found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                variables = dict(item.split("=", 1) for item in (entry / "environ").read_text().split("\0") if "=" in item)
-                if (entry / "comm").read_text() != "ddprun-guard\n" and "RANK" in variables:
-                    found[int(variables["RANK"])] = int(entry.name)
-        except (OSError, IndexError):
-            continue
-    return found
+def process_of(rank, events):
+    """The pid of the rank's newest process."""
+    all_events = map(json.loads, events.read_text().splitlines())
+    return [event["pid"] for event in all_events if event["event"] == "started" and event.get("rank") == rank][-1]
 
 
 class Job:
@@ -61,7 +55,9 @@ class Job:
 
     def __init__(self, kills, *flags):
         self.steps, self.out, seen, chance = [], "", [], random.Random(1)
-        job = subprocess.Popen([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=20", *flags, EXAMPLE], stdout=subprocess.PIPE,
+        folder = tempfile.TemporaryDirectory()
+        events = pathlib.Path(folder.name, "events.json")
+        job = subprocess.Popen([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=20", f"--events-json={events}", *flags, EXAMPLE], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env=environment())
         reader = threading.Thread(target=lambda: seen.append(job.stderr.read()))
         reader.start()
@@ -72,13 +68,14 @@ class Job:
                 continue
             self.steps.append(int(step[1]))
             if kills and self.steps[-1] >= kills[0][0]:
-                rank = kills.pop(0)[1]
-                pid = children_by_rank(job.pid).get(rank)
-                if pid:
-                    threading.Timer(chance.uniform(0, 0.02), os.kill, (pid, signal.SIGKILL)).start()
+                pid = process_of(kills.pop(0)[1], events)
+                threading.Timer(chance.uniform(0, 0.02), os.kill, (pid, signal.SIGKILL)).start()
         self.code = job.wait()
         reader.join()
         self.err = seen[0]
+        job.stdout.close()
+        job.stderr.close()
+        folder.cleanup()
 
 
 class Recovery(unittest.TestCase):

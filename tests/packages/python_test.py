@@ -156,12 +156,12 @@ class Runs(unittest.TestCase):
 
 
 class Types(unittest.TestCase):
-    def test_the_module_is_typed(self):
+    def test_the_modules_are_typed(self):
         python = os.environ.get("DDPRUN_TEST_PYTHON")
         if not python:
             self.skipTest("no DDPRUN_TEST_PYTHON, which has mypy")
         done = subprocess.run([python, "-m", "mypy", "--strict", "--allow-any-generics", "--ignore-missing-imports",
-                               "--cache-dir=/dev/null", "ddprun/__init__.py"],
+                               "--cache-dir=/dev/null", "ddprun/__init__.py", "ddprun/elastic.py"],
                               cwd=SOURCE / "packaging", capture_output=True, text=True)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
 
