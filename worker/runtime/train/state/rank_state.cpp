@@ -90,8 +90,10 @@ void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& modu
                          const ddp::ProcessGroup& group, const c10::IValue& state,
                          const std::filesystem::path& source) try {
   const DictReader reader(state, "PowerSGD");
-  ddp::PowerSgd::State own{
-      reader.integer("iteration"), reader.text("random_state"), to_tensors(reader.dict("qs")), {}};
+  ddp::PowerSgd::State own{.iteration = reader.integer("iteration"),
+                           .random_state = reader.text("random_state"),
+                           .errors = {},
+                           .qs = to_tensors(reader.dict("qs"))};
   const auto errors = reader.list("errors");
   if (static_cast<int>(errors.size()) == group.size())
     own.errors = to_tensors(errors[static_cast<std::size_t>(group.rank())]);
