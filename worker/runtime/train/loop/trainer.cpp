@@ -227,7 +227,8 @@ class Trainer {
     ++at_.step;
     memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
     // At once: what follows may find that a rank is lost, and the step does not come again.
-    at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
+    at_.indices = {};  // with --join this may be a step of other ranks
+    if (losses_.batches() > 0) at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
   }
 
