@@ -605,7 +605,7 @@ def _seed(seed: int, epoch: int, number: int) -> None:
 
 
 def _without_params(group: Dict[str, Any]) -> Dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
+    return {key: _mapped(value, torch.Tensor, torch.clone) for key, value in group.items() if key != "params"}
 
 
 class _Later:
