@@ -5,7 +5,7 @@ usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun tor
                    [--torchft PYTHON] [--limit 60] [--cases TEXT] [--worker-flags='FLAG...'] [--batch-size 128]
                    [--goodput SECONDS --steps 900] [--cost PAIRS]
 
-Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed and, for root, on two nodes and a spare, the
+Cases that take turns: the worker and a Python program on ddprun.elastic under `ddprun --recover=rank`, the worker with all ranks killed and, for root, on two nodes and a spare, the
 worker and a Python program restarted as a whole from a checkpoint every 5 steps and, if they are given, the Python program under torchrun and
 under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python that has it. A venv for both (torch is the other Python's):
 
@@ -144,6 +144,10 @@ def cases(arguments, every=5):
         "ddprun, Python": (lambda folder, steps: [arguments.bin / "ddprun", "--nproc-per-node=2", "--max-restarts=1000", arguments.python, *python,
                                                   *saved(folder, steps)], 1),
     }
+    for standby in [], ["--standby=1"]:
+        found[" ".join(["ddprun --recover=rank", *standby, ", Python"]).replace(" ,", ",")] = (
+            lambda folder, steps, standby=standby: [arguments.bin / "ddprun", *recover(folder), *standby, "--max-restarts=1000", arguments.python,
+                                                    ROOT / "bench/mnist_elastic.py", arguments.data, steps], 1)
     if os.geteuid() == 0:
         found["ddprun --recover=rank, worker, 2 nodes and a spare"] = (
             lambda folder, steps: ["unshare", "--net", ROOT / "bench/several_nodes.py", 3, *worker(arguments, folder, [], several, steps)], 1)

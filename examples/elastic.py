@@ -20,7 +20,7 @@ optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
 
 # What a training is after a whole step. Everything else is made anew in each round.
-state = elastic.State(model=net, optimizer=optimizer, schedule=schedule, epoch=0, batch=0)
+state = elastic.State(model=net, optimizer=optimizer, schedule=schedule, epoch=0, batch=0, memory_every=20)
 
 
 @elastic.run(state)  # a standby process waits here: it does not know its rank yet

@@ -24,16 +24,19 @@ import datetime
 import functools
 import gc
 import hashlib
+import io
 import json
 import os
 import pathlib
 import random
 import socket
 import stat
+import struct
 import sys
 import threading
 import time
 import traceback
+import zlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar, Union
 
 import torch
@@ -61,10 +64,13 @@ class State:
     Objects with state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers) are broadcast to new ranks; so is every other
     value, which must be one that pickle takes and small. All are attributes. `batch`, if given, counts the batches of the epoch that are done.
 
+    memory_every: every so many steps the node's first rank also copies the state to memory that ddprun holds, for the case that all ranks are lost
+    or restarted; 0: never. Written in the background; a copy that is due while the last one is being written is left out.
+
     Raises TypeError for a module that is wrapped for a process group: that ends with its round, so wrap it in the function.
     """
 
-    def __init__(self, **entries: Any) -> None:
+    def __init__(self, *, memory_every: int = 0, **entries: Any) -> None:
         for name, entry in entries.items():
             if hasattr(type(self), name) or name.startswith("_"):
                 raise TypeError(f"elastic.State: '{name}' is the State's own: give it another name")
@@ -75,6 +81,8 @@ class State:
         self._commits = 0
         self._steps_since = 0  # an optimizer's, since the last commit
         self._rounds: Optional[_Rounds] = None
+        self._memory = _Memory()
+        self._memory_every = memory_every
         self._position: Optional[int] = None  # the batches of the epoch that are done once the current one is
         self._connected = False  # has been in a round
         self._looked = False  # at whether the state can go on in place, in this round
@@ -108,6 +116,8 @@ class State:
         if self._position is not None:
             self.batch = self._position
         self._keep()
+        if self._memory_every > 0 and self._commits % self._memory_every == 0:
+            self._memory.keep(self._commits, self._payload)
         if not self._looked:  # the function may have moved or sharded the model
             self._looked = True
             self._rounds.announce(self)
@@ -206,6 +216,15 @@ class State:
             for parameter in module.parameters():
                 parameter.grad = None
 
+    def _take_from_memory(self) -> None:
+        """In a process that has started: what ddprun holds, if it is newer."""
+        kept = None if self._connected else self._memory.newest(self._commits)
+        if kept is not None:
+            try:
+                self._restore(torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True))
+            except Exception as error:  # torch.load has a dozen of them
+                print(f"elastic: cannot use the state in ddprun's memory: {error}", file=sys.stderr, flush=True)
+
     def _payload(self) -> Dict[str, Any]:
         return {
             "commits": self._commits,
@@ -295,6 +314,7 @@ def run(
             rounds = _Rounds(backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"), timeout)
             state._rounds = rounds
             rounds.announce(state)
+            state._take_from_memory()
             try:
                 while True:
                     try:
@@ -311,6 +331,94 @@ def run(
         return rounds_of  # type: ignore[return-value]
 
     return decorate
+
+
+class _Memory:
+    """The newest state in a file without a name that ddprun holds and that outlives this process (DDPRUN_STATE_FD), laid out as `worker`'s: two
+    slots, of which the older one stays whole while the newer is written; head and state follow at the offset."""
+
+    _SLOT = struct.Struct("<6Qi4x")  # magic, sequence, offset, sizes of head and state, checksum, index
+    _MAGIC = 0x31534E5552504444  # "DDPRUNS1"
+    _FIRST = 4096
+
+    def __init__(self) -> None:
+        self._writing: Optional[threading.Thread] = None
+        self._warned = False
+
+    def newest(self, beyond: int) -> Optional[bytes]:
+        """The newest whole state of more commits than these."""
+        for slot in self._slots(self._fd()):
+            content = self._content(slot)
+            if content is not None and content[0].get("commits", 0) > beyond:
+                return content[1]
+        return None
+
+    def keep(self, commits: int, payload: Callable[[], Dict[str, Any]]) -> None:
+        if os.environ.get("LOCAL_RANK", "0") != "0" or self._fd() is None or self._warned or (self._writing and self._writing.is_alive()):
+            return
+        copied = _mapped(payload(), torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._writing = threading.Thread(target=self._write, args=(commits, copied), name="ddprun-memory")
+        self._writing.start()
+
+    def _fd(self) -> Optional[int]:
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = int(os.environ.get("DDPRUN_STATE_FD", "-1"))
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+        return None
+
+    def _slots(self, descriptor: Optional[int]) -> List[Tuple[int, ...]]:
+        """Newest first."""
+        if descriptor is None:
+            return []
+        texts = [os.pread(descriptor, self._SLOT.size, i * self._SLOT.size) for i in range(2)]
+        slots = [self._SLOT.unpack(text) for text in texts if len(text) == self._SLOT.size]
+        return sorted((slot for slot in slots if slot[0] == self._MAGIC), key=lambda slot: -slot[1])
+
+    def _content(self, slot: Tuple[int, ...]) -> Optional[Tuple[Dict[str, Any], bytes]]:
+        _, _, offset, head_size, state_size, checksum, _ = slot
+        descriptor = self._fd()
+        assert descriptor is not None
+        content = b""
+        while len(content) < head_size + state_size:
+            part = os.pread(descriptor, head_size + state_size - len(content), offset + len(content))
+            if not part:
+                return None
+            content += part
+        with contextlib.suppress(ValueError):
+            if zlib.crc32(content) == checksum:
+                return json.loads(content[:head_size]), content[head_size:]
+        return None
+
+    def _write(self, commits: int, payload: Dict[str, Any]) -> None:
+        try:
+            state = io.BytesIO()
+            torch.save(payload, state)
+            head = json.dumps({"program": "ddprun.elastic", "commits": commits}).encode()
+            content = head + state.getbuffer()
+            descriptor = self._fd()
+            if descriptor is None:
+                return
+            slots = self._slots(descriptor)
+            sequence, index, offset = 1, 0, self._FIRST
+            if slots:
+                _, newest, begin, head_size, state_size, _, other = slots[0]
+                sequence, index = newest + 1, 1 - other
+                if begin < self._FIRST + len(content):  # before the other one if there is room, else after it
+                    offset = begin + head_size + state_size
+            _write_all(descriptor, content, offset)
+            slot = self._SLOT.pack(self._MAGIC, sequence, offset, len(head), len(state.getbuffer()), zlib.crc32(content), index)
+            _write_all(descriptor, slot, index * self._SLOT.size)
+        except Exception as error:  # out of memory, or a value that cannot be pickled
+            self._warned = True
+            print(f"elastic: the state no longer goes to ddprun's memory: {error}", file=sys.stderr, flush=True)
+
+
+def _write_all(descriptor: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
 class _Rounds:
@@ -335,7 +443,8 @@ class _Rounds:
         """Tells ddprun whether this rank can go on when another one is lost."""
         why_not = state._why_not() if self._socket is not None else ""
         if why_not and not self._warned and os.environ.get("RANK") == "0":
-            print(f"elastic: if a rank is lost, all start again from your checkpoint: {why_not}", file=sys.stderr, flush=True)
+            last = "the state in memory" if state._memory_every > 0 else "your checkpoint"
+            print(f"elastic: if a rank is lost, all start again from {last}: {why_not}", file=sys.stderr, flush=True)
         self._warned = self._warned or bool(why_not)
         self._say(not why_not)
 
@@ -496,7 +605,7 @@ def _seed(seed: int, epoch: int, number: int) -> None:
 
 
 def _without_params(group: Dict[str, Any]) -> Dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
+    return {key: _mapped(value, torch.Tensor, torch.clone) for key, value in group.items() if key != "params"}
 
 
 class _Later:

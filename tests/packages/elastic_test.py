@@ -68,8 +68,9 @@ class Job:
                 continue
             self.steps.append(int(step[1]))
             if kills and self.steps[-1] >= kills[0][0]:
-                pid = process_of(kills.pop(0)[1], events)
-                threading.Timer(chance.uniform(0, 0.02), os.kill, (pid, signal.SIGKILL)).start()
+                ranks, later = kills.pop(0)[1], chance.uniform(0, 0.02)
+                for rank in [ranks] if isinstance(ranks, int) else ranks:
+                    threading.Timer(later, os.kill, (process_of(rank, events), signal.SIGKILL)).start()
         self.code = job.wait()
         reader.join()
         self.err = seen[0]
@@ -101,6 +102,13 @@ class Recovery(unittest.TestCase):
     def test_a_standby_process_takes_over(self):
         job = Job([(60, 0), (200, 1)], "--standby=1")
         self.check(job, 2)
+
+    def test_when_all_ranks_are_lost_the_state_in_memory_goes_on(self):
+        job = Job([(150, [0, 1])])
+        self.assertEqual(0, job.code, job.err)
+        self.assertEqual(weights(self.undisturbed.out), weights(job.out))
+        self.assertLess(1, len(job.steps) - len(set(job.steps)), "a step or more is done again")
+        self.assertLess(len(job.steps) - len(set(job.steps)), 60, job.steps)
 
     def test_under_torchrun_and_alone_the_function_runs_once(self):
         code, out, err = run(EXAMPLE, launcher=[PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2"])
@@ -253,4 +261,4 @@ assert epoch(state) != whole
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
