@@ -266,7 +266,7 @@ class NodeSupervisor : public Supervisor {
     round.local_world_size = nodes_.local_world_size.value_or(job_.workers);
     if (round.master_addr.empty())
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
-    round_ = round.number;
+    round_ = started_ = round.number;
     membership_.take(start, Clock::now());
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
@@ -281,7 +281,7 @@ class NodeSupervisor : public Supervisor {
   /// While workers run: leads a round in place on request. True once it begins.
   bool begins_round() override {
     while (const auto* message = link().peek()) {
-      if (const auto* start = std::get_if<Start>(message)) return start->in_place && start->number > round_;
+      if (const auto* start = std::get_if<Start>(message)) return start->in_place && start->number > started_;
       const auto* lead = std::get_if<Lead>(message);
       if (lead == nullptr) return false;
       this->lead(*lead, std::nullopt);  // rank 0 may still listen on the last one
@@ -431,7 +431,8 @@ class NodeSupervisor : public Supervisor {
   JobRecord& record_;
   OomWatch oom_;
   std::optional<HeldPort> port_;
-  int round_ = 0;  ///< the last one heard of; the workers may be of an earlier one (Lead)
+  int round_ = 0;     ///< the last one heard of; the workers may be of an earlier one (Lead)
+  int started_ = -1;  ///< the last one that began here
   Membership membership_;
   bool warned_ = false;      ///< that another node does not say whether its workers are silent
   std::string last_reason_;  ///< the last reason for an end that the user saw
