@@ -399,7 +399,7 @@ TEST_CASE("all workers start again if one node alone has --recover=rank", "[reco
   nodes.start(recovering(1, {"--nnodes=2", "--node-rank=0"}), first);
   nodes.start({"--nnodes=2", "--max-restarts=2", "--node-rank=1"}, rest);
   CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
-  CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) == 4);
+  CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) >= 4);
 }
 
 TEST_CASE("a standby process for which there are no descriptors costs no job", "[recover]") {
