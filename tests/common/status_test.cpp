@@ -78,8 +78,8 @@ TEST_CASE("a line that is no status is refused", "[status]") {
   CHECK_FALSE(parse_status("{\"x\":" + std::string(2000, '[') + std::string(2000, ']') + "}"));
 }
 
-struct StatusPipe {
-  StatusPipe() {
+struct Pipe {
+  Pipe() {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
     reading.reset(ends[0]);
@@ -93,7 +93,7 @@ struct StatusPipe {
 };
 
 TEST_CASE("each status that is sent is a line in the pipe", "[status]") {
-  StatusPipe pipe;
+  Pipe pipe;
   const StatusChannel channel(pipe.writing.get());
   REQUIRE(channel.connected());
   channel.send(full_status());
@@ -102,7 +102,7 @@ TEST_CASE("each status that is sent is a line in the pipe", "[status]") {
 }
 
 TEST_CASE("a status does not wait for room in a full pipe, and is whole or not there", "[status]") {
-  StatusPipe pipe;
+  Pipe pipe;
   ::fcntl(pipe.writing.get(), F_SETPIPE_SZ, 4096);
   const StatusChannel channel(pipe.writing.get());
   for (int i = 0; i < 1000; ++i) channel.send(full_status());
@@ -113,7 +113,7 @@ TEST_CASE("a status does not wait for room in a full pipe, and is whole or not t
 }
 
 TEST_CASE("a status that is too long for one write is not sent", "[status]") {
-  StatusPipe pipe;
+  Pipe pipe;
   WorkerStatus status;
   status.phase = std::string(kMaxStatusLine, 'x');
   StatusChannel(pipe.writing.get()).send(status);
@@ -121,31 +121,13 @@ TEST_CASE("a status that is too long for one write is not sent", "[status]") {
 }
 
 TEST_CASE("a status goes nowhere without a pipe to write to", "[status]") {
-  const StatusPipe pipe;
+  const Pipe pipe;
   for (const int fd : {pipe.reading.get(), 1 << 20, -1}) {
     CHECK_FALSE(StatusChannel(fd).connected());
     StatusChannel(fd).send(full_status());
   }
   CHECK_FALSE(StatusChannel(std::nullopt).connected());
 }
-
-struct Pipe {
-  Pipe() {
-    int ends[2];
-    REQUIRE(::pipe(ends) == 0);
-    reading.reset(ends[0]);
-    writing.reset(ends[1]);
-  }
-  std::string read_all() {
-    writing.reset();
-    std::string bytes;
-    char buffer[4096];
-    for (ssize_t n; (n = ::read(reading.get(), buffer, sizeof buffer)) > 0;)
-      bytes.append(buffer, static_cast<std::size_t>(n));
-    return bytes;
-  }
-  UniqueFd reading, writing;
-};
 
 TEST_CASE("every beat is a byte in the pipe", "[heartbeat]") {
   Pipe pipe;
