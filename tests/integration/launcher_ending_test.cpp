@@ -107,8 +107,8 @@ TEST_CASE("a program that Ctrl-C does not reach in system() or subprocess.run() 
   Command command = script({"--nproc-per-node=2", kNoHurry}, outer + "python3 -c \"$PROGRAM\"; exit");
   command.env["PROGRAM"] = program;
   Child ddprun(command);
-  REQUIRE(wait_until([&] { return sleeps(ddprun) == 2; }));  // a shell waits for it
-  REQUIRE(waiting_pythons(ddprun) == 2);
+  REQUIRE(wait_until([&] { return sleeps(ddprun) == 2; }));           // a shell waits for it
+  REQUIRE(wait_until([&] { return waiting_pythons(ddprun) == 2; }));  // Python may get there after its child
   ddprun.send_signal(SIGINT);
   CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
   CHECK(count_of("saved", ddprun.out()) == 2);
