@@ -392,14 +392,18 @@ TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recov
 }
 
 TEST_CASE("all workers start again if one node alone has --recover=rank", "[recover]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
   NodeJob nodes;
-  const std::vector<std::string> rest = {"ready", "--old-rank", "0", "exit", "3", "--old-rank", "1", "pause"};
-  auto first = rest;
-  first.insert(first.begin(), {"recovers", "true"});
-  nodes.start(recovering(1, {"--nnodes=2", "--node-rank=0"}), first);
-  nodes.start({"--nnodes=2", "--max-restarts=2", "--node-rank=1"}, rest);
+  nodes.start(recovering(1, {"--nnodes=2", "--node-rank=0"}),
+              {"recovers", "true", "meet", "--old", "exit", "3"});
+  nodes.start({"--nnodes=2", "--max-restarts=2", "--node-rank=1"}, {"meet", "wait-for-file", go});
+  CHECK(nodes.node(0).wait_for_output("met 0 of 2, round 1"));
+  write_file_atomic(go, "");
   CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
-  CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) >= 4);
+  CHECK(count_of("met 1 of 2, round 1", nodes.node(1).out()) == 1);
+  CHECK_THAT(nodes.node(1).err(),
+             ContainsSubstring("the program has not announced support for --recover=rank"));
 }
 
 TEST_CASE("a standby process for which there are no descriptors costs no job", "[recover]") {
