@@ -231,8 +231,8 @@ void log_threads(const std::vector<std::string>& environment, const Topology& to
 /// wait.
 asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
   constexpr std::chrono::milliseconds kLook{100};
-  asio::post(job.io, [own = temp_folder() / temp_name(job.job_id)] {  // once the loop waits: the workers run
-    for (const std::string& dead : remove_leftovers(own)) remove_control_socket(job_name(dead));
+  asio::post(job.io, [] {  // once the loop waits: the workers run
+    for (const std::string& dead : remove_leftovers(temp_folder())) remove_control_socket(job_name(dead));
   });
   RunResult result;
   std::exception_ptr thrown;
@@ -299,7 +299,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   const auto temp_path = temp_folder() / temp_name(job_id);
   Guard guard(temp_path, job_id);
   const TempDir temp = TempDir::at(temp_path);
-  const UniqueFd in_use = mark_in_use(temp.path());
+  const UniqueFd held = hold(temp.path());
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   JobEvents events(io, signals);
   EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);

@@ -1,5 +1,6 @@
 #include "launcher/workers/guard.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
@@ -9,6 +10,8 @@
 
 #include <cerrno>
 #include <csignal>
+#include <ctime>
+#include <memory>
 #include <system_error>
 
 #include <ddprun/common/text.h>
@@ -22,24 +25,21 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "ddprun-";
 
-/// The name of a locked file in the folder of a running ddprun. It differs between machines, which may share
-/// the folder, and from one start of a machine to the next. The file is empty: on a disk that discards freed
-/// blocks removing a single one takes milliseconds.
-const std::string& mark_name() {
-  static const std::string boot(trimmed(read_or_empty("/proc/sys/kernel/random/boot_id")));
-  static const std::string name = boot.empty() ? "" : "in_use-" + boot;  // "": no file has this name
-  return name;
+/// The start of the machine: other machines may share the folder for temporary files.
+const std::string& boot() {
+  static const std::string id = read_or_empty("/proc/sys/kernel/random/boot_id").substr(0, 8);
+  return id;
 }
 
-/// Whether the folder is a job's whose ddprun has ended.
+/// Whether the folder is a job's whose ddprun has ended, made before a ddprun that starts could not yet hold
+/// it.
 bool is_abandoned(const fs::path& path) {
+  constexpr time_t kStarts = 10;
   const UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat info {};
-  if (!folder || ::fstat(folder.get(), &info) != 0 || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0)
-    return false;
-  const UniqueFd mark(
-      ::openat(folder.get(), mark_name().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  return mark && ::flock(mark.get(), LOCK_EX | LOCK_NB) == 0;
+  return folder && ::fstat(folder.get(), &info) == 0 && info.st_uid == ::geteuid() &&
+         (info.st_mode & 077) == 0 && info.st_mtime + kStarts < ::time(nullptr) &&
+         ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0;
 }
 
 /// Reads messages until ddprun is gone: a group to watch, or minus a group to forget.
@@ -86,28 +86,25 @@ void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
 
 }  // namespace
 
-std::string temp_name(const std::string& job_id) { return std::string(kPrefix) + job_id; }
+std::string temp_name(const std::string& job_id) { return std::string(kPrefix) + job_id + "." + boot(); }
 
-UniqueFd mark_in_use(const fs::path& folder) {
-  const auto unlocked = folder / "new";
-  UniqueFd mark(::open(unlocked.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const bool locked = mark && ::flock(mark.get(), LOCK_EX | LOCK_NB) == 0;
-  // Only now, because a mark without a lock means that nobody uses the folder.
-  if (locked) [[maybe_unused]]
-    const int ignored = ::rename(unlocked.c_str(), (folder / mark_name()).c_str());
-  return mark;
+UniqueFd hold(const fs::path& folder) {
+  UniqueFd held(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!held) throw std::system_error(errno, std::generic_category(), folder.string());
+  ::flock(held.get(), LOCK_EX | LOCK_NB);  // where this fails it fails for remove_leftovers(), too
+  return held;
 }
 
-std::vector<std::string> remove_leftovers(const fs::path& own) {
+std::vector<std::string> remove_leftovers(const fs::path& folder) {
   std::vector<std::string> jobs;
-  std::error_code error;
-  for (fs::directory_iterator entry(own.parent_path(), error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (!name.starts_with(kPrefix) || entry->path() == own || !is_abandoned(entry->path())) continue;
+  const std::string ending = "." + boot();
+  const std::unique_ptr<DIR, decltype(&::closedir)> all(::opendir(folder.c_str()), &::closedir);
+  while (const dirent* entry = all && ending.size() > 1 ? ::readdir(all.get()) : nullptr) {
+    const std::string_view name = entry->d_name;
+    if (!name.starts_with(kPrefix) || !name.ends_with(ending) || !is_abandoned(folder / name)) continue;
     std::error_code ignored;
-    fs::remove_all(entry->path(), ignored);
-    jobs.push_back(name.substr(kPrefix.size()));
+    fs::remove_all(folder / name, ignored);
+    jobs.emplace_back(name.substr(kPrefix.size(), name.size() - kPrefix.size() - ending.size()));
   }
   return jobs;
 }

@@ -11,17 +11,15 @@
 
 namespace ddprun::launcher {
 
-/// The name of a job's temporary folder.
+/// The name of a job's temporary folder: its id and the start of this machine.
 std::string temp_name(const std::string& job_id);
 
-/// Marks a job's temporary folder as in use, for as long as the result is open.
-UniqueFd mark_in_use(const std::filesystem::path& folder);
+/// Holds a job's temporary folder for as long as the result is open, also against systemd-tmpfiles.
+UniqueFd hold(const std::filesystem::path& temp_folder);
 
-/// Removes the temporary folders of jobs whose ddprun was killed together with its guard: those of this user
-/// that bear the mark, made since this machine was started, and that nobody holds. returns the jobs' ids
-///
-/// own  our job's folder, among them
-std::vector<std::string> remove_leftovers(const std::filesystem::path& own);
+/// Removes from the folder for temporary files those of jobs whose ddprun was killed together with its guard:
+/// of this user, made since this machine was started, and held by nobody. returns the jobs' ids
+std::vector<std::string> remove_leftovers(const std::filesystem::path& folder);
 
 /// A tiny process that cleans up if ddprun is killed: it kills the job's process groups and processes that
 /// left them, and removes the job's temporary folder. It reads a pipe whose end-of-file means that ddprun
