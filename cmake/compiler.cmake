@@ -1,8 +1,8 @@
 # Warnings, sanitizers and ccache for every target of this project.
 
 add_library(ddprun_options INTERFACE)
-# Our sources include the library's headers as users do, <ddprun/ROOM/NAME.h>: include/ddprun links the rooms.
-target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
+# Our sources include the library's headers as users do, <ddprun/ROOM/NAME.h>: worker/ddprun/ is the library, include/ddprun/common is a link.
+target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/worker)
 target_compile_options(ddprun_options INTERFACE -Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual
                                                 $<$<CXX_COMPILER_ID:GNU>:-Wshadow=local>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)

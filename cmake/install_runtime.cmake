@@ -1,13 +1,17 @@
 # Installs the library for users' programs as a CMake package: find_package(ddprun), targets ddprun::ddp, ::train, ::report
 # and ::runtime.
 
-# The public headers: <ddprun/runtime.h> and every header of ours it includes, as paths below include/ddprun/.
+# The public headers: <ddprun/runtime.h> and every header of ours it includes, as paths below worker/ddprun/, or include/ddprun/ for common/.
 set(DDPRUN_PUBLIC_HEADERS runtime.h)
 set(_queue runtime.h)
 while(_queue)
   list(POP_FRONT _queue _header)
-  file(STRINGS ${CMAKE_SOURCE_DIR}/include/ddprun/${_header} _lines REGEX "^#include <ddprun/")
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/include/ddprun/${_header})
+  find_file(_file ddprun/${_header} PATHS ${CMAKE_SOURCE_DIR}/worker ${CMAKE_SOURCE_DIR}/include NO_CACHE REQUIRED NO_DEFAULT_PATH)
+  file(STRINGS ${_file} _lines REGEX "^#include <ddprun/")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_file})
+  get_filename_component(_room ${_header} DIRECTORY)
+  install(FILES ${_file} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ddprun/${_room})
+  unset(_file)
   foreach(_line IN LISTS _lines)
     string(REGEX REPLACE ".*<ddprun/(.*)>.*" "\\1" _included "${_line}")
     if(NOT _included IN_LIST DDPRUN_PUBLIC_HEADERS)
@@ -16,10 +20,6 @@ while(_queue)
     endif()
   endforeach()
 endwhile()
-foreach(_header IN LISTS DDPRUN_PUBLIC_HEADERS)
-  get_filename_component(_room ${_header} DIRECTORY)
-  install(FILES include/ddprun/${_header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ddprun/${_room})
-endforeach()
 
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/ddprun)
 set(_libraries common sinks report ddp train runtime)

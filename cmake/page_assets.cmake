@@ -3,7 +3,7 @@
 #
 # ddprun_page_assets(VARIABLE): sets it to the generated source.
 function(ddprun_page_assets variable)
-  set(_folder ${CMAKE_CURRENT_SOURCE_DIR}/runtime/report)
+  set(_folder ${CMAKE_CURRENT_SOURCE_DIR}/ddprun/report)
   find_path(DYGRAPHS_FOLDER dygraph.min.js PATHS /usr/share/javascript/dygraphs NO_DEFAULT_PATH)
   if(DYGRAPHS_FOLDER)
     file(READ ${DYGRAPHS_FOLDER}/dygraph.min.js dygraphs_script)

@@ -14,18 +14,18 @@ import sys
 ROOMS = {
     "common": ["", "settings"],
     "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "status", "output", "outcome", "job", "", "ctl"],
-    "worker": ["runtime/flight", "runtime/group", "runtime/ddp", "runtime/sharding", "runtime/image", "runtime/data",
-               "runtime/serialize", "runtime/report", "runtime/train/optim", "runtime/train/state", "runtime/train/model",
-               "runtime/train/record", "runtime/train/loop", "runtime/run", "config", "models", "tasks", "sam/model", "sam/data",
+    "worker": ["ddprun/flight", "ddprun/group", "ddprun/ddp", "ddprun/sharding", "ddprun/image", "ddprun/data",
+               "ddprun/serialize", "ddprun/report", "ddprun/train/optim", "ddprun/train/state", "ddprun/train/model",
+               "ddprun/train/record", "ddprun/train/loop", "ddprun/run", "ddprun", "config", "models", "tasks", "sam/model", "sam/data",
                "sam", "commands", ""],
 }
 # Rooms that may include less than the order allows.
 SEES_ONLY = {
-    "worker/runtime/image": {"common"},
-    "worker/runtime/data": {"common", "worker/runtime/image"},
-    "worker/runtime/serialize": {"common"},
-    "worker/runtime/report": {"common"},
-    "worker/models": {"common", "worker/runtime/ddp"},
+    "worker/ddprun/image": {"common"},
+    "worker/ddprun/data": {"common", "worker/ddprun/image"},
+    "worker/ddprun/serialize": {"common"},
+    "worker/ddprun/report": {"common"},
+    "worker/models": {"common", "worker/ddprun/ddp"},
     "worker/precompiled": set(),
 }
 MOST_FILES = 35  # .h and .cpp files in a folder
@@ -36,19 +36,19 @@ BANNED = [
     ("launcher", r"(torch|c10|ATen)/", "the launcher links no LibTorch"),
     ("worker/models", r"ddprun/ddp/(?!sync_batch_norm\.h)", "a model knows of other ranks through SyncBatchNorm only"),
     ("worker", r"boost/(?!crc\.hpp)", "the worker needs no Boost but its CRC"),
-    ("worker/runtime/image", r"(torch|c10|ATen)/", "pictures are plain buffers"),
-    ("worker/runtime/report", r"(torch|c10|ATen)/", "reports are of plain values"),
+    ("worker/ddprun/image", r"(torch|c10|ATen)/", "pictures are plain buffers"),
+    ("worker/ddprun/report", r"(torch|c10|ATen)/", "reports are of plain values"),
     ("worker", r"(spdlog|fmt)/", "LibTorch brings another fmt: log through common/logging.h"),
 ]
 # Headers that only the named files may include.
 ONLY = [
     (r"spdlog/", {"common/logging.cpp"}),
     (r"toml\+\+/", {"common/settings/toml.cpp"}),
-    (r"(png|jpeglib)\.h", {"worker/runtime/image/image_files.cpp"}),
-    (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_sink.cpp"}),
+    (r"(png|jpeglib)\.h", {"worker/ddprun/image/image_files.cpp"}),
+    (r"boost/crc\.hpp", {"worker/ddprun/report/tensorboard_sink.cpp"}),
     (r"n?curses", {"launcher/ctl/main.cpp"}),
     (r"hwloc(\.h|/)", {"launcher/host/cpus.cpp"}),
-    (r".*c10d/(reducer|logger)\.hpp", {"worker/runtime/ddp/distributed_data_parallel.cpp"}),
+    (r".*c10d/(reducer|logger)\.hpp", {"worker/ddprun/ddp/distributed_data_parallel.cpp"}),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
@@ -74,7 +74,7 @@ def target_of(quote, header):
         if not header.startswith("ddprun/") or header.count("/") < 2:
             return None
         inner = header[len("ddprun/"):]
-        return inner if inner.startswith("common/") else "worker/runtime/" + inner
+        return inner if inner.startswith("common/") else "worker/ddprun/" + inner
     return header if header.split("/")[0] in ROOMS else None
 
 
@@ -98,7 +98,7 @@ def breaches(path, text):
             room = room_of(target)
             if room is None or not may_include(home, room):
                 yield f"{path}: {home} may not include {room or target} ({header})"
-        if quote == '"' and header.startswith(("common/", "worker/runtime/")):
+        if quote == '"' and header.startswith(("common/", "worker/ddprun/")):
             yield f"{path}: includes \"{header}\", expected <ddprun/...> as users do"
         if header.startswith("tests/"):
             yield f"{path}: includes {header} from the tests"

@@ -10,7 +10,7 @@ import check_includes as rules
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Folder, left edge, title and colour; rooms outside these are in the middle.
-HOUSES = [("launcher/", 20, "launcher/: ddprun", "#dbe9ff"), ("worker/runtime/", 290, "worker/runtime/: the library", "#dff3e0"),
+HOUSES = [("launcher/", 20, "launcher/: ddprun", "#dbe9ff"), ("worker/ddprun/", 290, "worker/ddprun/: the library", "#dff3e0"),
           ("worker/sam/", 1048, "", "#ffeed6"), ("worker/", 924, "worker/: the program", "#ffeed6")]
 WIDTH, HEIGHT, STEP, GAP = 112, 28, 56, 12  # of a box; from row to row; between boxes
 
@@ -64,7 +64,7 @@ def places(edges):
 def name_of(room):
     if room in ("launcher", "worker"):
         return "main"
-    return room.removeprefix("launcher/").removeprefix("worker/").removeprefix("runtime/")
+    return room.removeprefix("launcher/").removeprefix("worker/").removeprefix("ddprun/")
 
 
 def drawing(edges):

@@ -15,8 +15,7 @@ step "configuring (file by file)" cmake --preset release -B build-files -DDDPRUN
 all=$(ninja -C build-files -t targets all | sed -n 's/^\(.*\.cpp\.o\): .*/\1/p')
 # An object's name has its target's folder within that of its source. A public header's is that of its path, in tests/public_headers.
 objects=$(awk "NR % $parts == $turn" <<<"$all" && for file in "$@"; do
-  source=${file%.*}.cpp header=${file#*/runtime/}
-  header=${header#*/ddprun/}
+  source=${file%.*}.cpp header=${file#*/ddprun/}
   header=${header//[^A-Za-z0-9]/_}
   awk -v source="$source" -v header="/$header.cpp.o" \
     '{ path = $0; sub(/CMakeFiles\/[^\/]*\.dir\//, "", path)

@@ -154,7 +154,7 @@ def comm_hooks(folder):
 
 
 class Stack(nn.Module):
-    """Like tests/worker/runtime/ddp/layer_stack.h: layers of [in, out, dtype, uses in the forward pass]."""
+    """Like tests/worker/ddprun/ddp/layer_stack.h: layers of [in, out, dtype, uses in the forward pass]."""
 
     def __init__(self, layers):
         super().__init__()

@@ -8,7 +8,7 @@ from golden_common import write_json
 
 
 def tensorboard(folder):
-    """events.bin: the file that worker/runtime/report/tensorboard_sink must write for the same events."""
+    """events.bin: the file that worker/ddprun/report/tensorboard_sink must write for the same events."""
     # Imported here because the other groups do not need tensorboard.
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary

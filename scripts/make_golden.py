@@ -60,7 +60,7 @@ def small_module():
 
 
 def state_dict_file(folder):
-    """.pt and .safetensors files for worker/runtime/train/state/state_dict_file, pt_file and unpickler."""
+    """.pt and .safetensors files for worker/ddprun/train/state/state_dict_file, pt_file and unpickler."""
     module = small_module()
     weights = module.state_dict()
     torch.save(weights, folder / "state_dict.pt")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The golden groups ddp_parity and resnet of make_golden.py: Python's DistributedDataParallel on Gloo, and torchvision.
 
-Weights and samples follow an integer hash that C++ computes as well (tests/worker/runtime/ddp/parity_models.cpp), so that only
+Weights and samples follow an integer hash that C++ computes as well (tests/worker/ddprun/ddp/parity_models.cpp), so that only
 losses are committed. docs/runtime/proof.md says what is compared. Called by itself this makes ddp_parity with every
 option for every model, which takes an hour.
 """

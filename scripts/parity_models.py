@@ -1,4 +1,4 @@
-"""Models, weights and samples of make_parity.py; tests/worker/runtime/ddp/parity_models.cpp has the same."""
+"""Models, weights and samples of make_parity.py; tests/worker/ddprun/ddp/parity_models.cpp has the same."""
 
 import math
 

@@ -18,9 +18,9 @@ if(CUDA_RUNTIME_INCLUDE_DIR AND LibTorch_CUDA_LIBRARY)
 endif()
 
 # The plug-in and the program that loads it pass each other C++ objects: they must come from one build of one LibTorch.
-set_source_files_properties(runtime/group/cuda_backend.cpp runtime/group/cuda_plugin.cpp PROPERTIES COMPILE_DEFINITIONS
+set_source_files_properties(ddprun/group/cuda_backend.cpp ddprun/group/cuda_plugin.cpp PROPERTIES COMPILE_DEFINITIONS
   "DDPRUN_CUDA_PLUGIN_BUILD=\"${PROJECT_VERSION}+torch${LibTorch_VERSION}\";DDPRUN_CUDA_PLUGIN_FOLDER=\"${CMAKE_INSTALL_LIBDIR}\";DDPRUN_CUDA_VERSION=${_cuda_version}")
-set_source_files_properties(runtime/group/cuda_backend.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(ddprun/group/cuda_backend.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 
 if(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT NCCL_INCLUDE_DIR OR NOT LibTorch_CUDA_LIBRARY OR NOT LibTorch_C10_CUDA_LIBRARY)
   message(STATUS "CUDA plug-in: not built (looked for cuda_runtime_api.h, nccl.h and libtorch_cuda.so; "
@@ -29,7 +29,7 @@ if(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT NCCL_INCLUDE_DIR OR NOT LibTorch_CUDA_LIB
 endif()
 message(STATUS "CUDA plug-in: built with ${CUDA_RUNTIME_INCLUDE_DIR} and ${NCCL_INCLUDE_DIR}")
 
-add_library(ddprun_cuda MODULE runtime/group/cuda_plugin.cpp)
+add_library(ddprun_cuda MODULE ddprun/group/cuda_plugin.cpp)
 target_include_directories(ddprun_cuda SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
 target_compile_definitions(ddprun_cuda PRIVATE USE_C10D_NCCL)
 target_link_libraries(ddprun_cuda PRIVATE ddprun_options LibTorch::cpu ${LibTorch_CUDA_LIBRARY} ${LibTorch_C10_CUDA_LIBRARY})

@@ -230,7 +230,7 @@ asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Att
     if (cause == failed->index) co_return;
     const auto& status = group.workers()[cause].status;
     const bool may_be =
-        !crashed(failed->status) && may_exit_soon(*seen[cause], std::time(nullptr));  // and has not recovered
+        !crashed(failed->status) && may_exit_soon(*seen[cause], std::time(nullptr));  // and went on after it
     for (bool waits = may_be; waits && !status;) waits = co_await group.wait_for_event(deadline);
     if (may_be && status && !status->success()) {
       attempt.outcome = WorkerFailed{*status, cause};

@@ -83,6 +83,7 @@ class NodeSupervisor : public Supervisor {
   NodeLink& link() { return connections_.links.back(); }
 
   void connect() {
+    way_ = {};
     NodeLink::Settings settings;
     settings.endpoints = membership_.endpoints();
     settings.join = {job_.run_id,          name_of_node(nodes_), nodes_.node_rank,
@@ -96,30 +97,29 @@ class NodeSupervisor : public Supervisor {
     settings.after_loss = membership_.lost().has_value();
     if (settings.after_loss)  // also for a greeting: a stopped ddprun's connections succeed
       settings.connect_timeout = settings.greeting_timeout = connect_timeout_after_loss(nodes_.node_timeout);
-    settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
-                                        NodeLink::Settings& link) {
-      job_.monitor->set_nodes(name_of_node(nodes_), link.endpoints[place].host);
-      if (connections_.server() != nullptr) return;
-      link.instead.clear();
-      link.fail_unless_greeted = false;
+    settings.before_connecting = [this, endpoints = settings.endpoints](std::size_t place, bool asked_all,
+                                                                        const auto& addresses) {
+      job_.monitor->set_nodes(name_of_node(nodes_), endpoints[place].host);
+      if (connections_.server() != nullptr) return way_;
+      way_.instead.clear();
+      way_.fail_unless_greeted = false;
       const bool wanted = membership_.lost() || nodes_.is_host.value_or(true);
-      if (wanted && membership_.may_host(place, asked_all, Clock::now()))
-        host(link.endpoints[place], addresses, link);
+      if (wanted && membership_.may_host(place, asked_all, Clock::now())) host(endpoints[place], addresses);
+      return way_;
     };
     settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
 
   /// Starts the coordinator here, if this is its host and nobody else has started it.
-  void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
-            NodeLink::Settings& link) {
+  void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses) {
     const bool lost = membership_.lost().has_value();
     Listening listening = listen_at(endpoint, addresses, /*required=*/!lost && nodes_.is_host.has_value());
-    link.fail_unless_greeted = listening.taken && !lost;
+    way_.fail_unless_greeted = listening.taken && !lost;
     if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
-      link.greeting_timeout = kStrangersGreeting;
-    if (!listening.advertised.empty() && link.join.address.empty()) {
-      link.join.address = listening.advertised;
+      way_.greeting_timeout = kStrangersGreeting;
+    if (!listening.advertised.empty() && nodes_.local_addr.empty() && way_.join_address.empty()) {
+      way_.join_address = listening.advertised;
       log_info(printable(endpoint.host) + " is a loopback address here: other nodes will use " +
                listening.advertised + " (--local-addr)");
     }
@@ -128,7 +128,7 @@ class NodeSupervisor : public Supervisor {
       log_info(printable(endpoint.host) + " is not an address of this host: listening on all its interfaces");
       // This host itself may be unable to reach the address.
       const auto port = static_cast<unsigned short>(endpoint.port);
-      link.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
+      way_.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
     }
     const bool warns = !listening.loopback_only && connections_.servers.empty();
     if (nodes_.token.empty() && warns)
@@ -433,6 +433,7 @@ class NodeSupervisor : public Supervisor {
   std::optional<HeldPort> port_;
   int round_ = 0;     ///< the last one heard of; the workers may be of an earlier one (Lead)
   int started_ = -1;  ///< the last one that began here
+  NodeLink::Way way_;
   Membership membership_;
   bool warned_ = false;      ///< that another node does not say whether its workers are silent
   std::string last_reason_;  ///< the last reason for an end that the user saw

@@ -325,7 +325,7 @@ void Coordinator::lead_round(const std::string& in_place) {
   send(members_.front(), Lead{round_});
 }
 
-/// Replaces a lost member with a standby node, if the others can continue that way.
+/// Replaces a lost member with a spare, if the others can continue that way.
 bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& reason) {
   const auto runs = [this](NodeId id) {
     const auto found = nodes_.find(id);

@@ -33,7 +33,7 @@ struct CoordinatorSettings : MeetingRules {
   /// Identifies a job without --rdzv-id: nodes that run another program do not belong to it. Empty: any.
   std::string program;
   RestartSettings restarts;
-  bool in_place = false;  ///< the others continue when a standby node replaces a lost one
+  bool in_place = false;  ///< the others continue when a spare replaces a lost one
   /// If this coordinator is lost, another may take over: if the network splits, only the larger part
   /// continues.
   bool has_successors = false;

@@ -211,9 +211,10 @@ asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(endpoint());
   if (finished_)
     throw LaunchError(LaunchError::kOwnFailure, "the job has ended");  // so has before_connecting's owner
-  settings_.before_connecting(search_.place(), search_.asked_all(), addresses, settings_);
+  const Way way = settings_.before_connecting(search_.place(), search_.asked_all(), addresses);
+  if (settings_.join.address.empty()) settings_.join.address = way.join_address;
   boost::system::error_code error = asio::error::host_not_found;
-  for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
+  for (const tcp::endpoint& address : way.instead.empty() ? addresses : way.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
     timer_.expires_after(settings_.connect_timeout);
     timer_.async_wait([socket](const boost::system::error_code& cancelled) {
@@ -225,7 +226,8 @@ asio::awaitable<void> NodeLink::connect_once() {
     if (error) continue;
     const std::string theirs = numeric(socket->remote_endpoint()), ours = numeric(socket->local_endpoint());
     auto connection = std::make_shared<Connection>(std::move(*socket), Side::kNode, settings_.token);
-    connection->set_time_limit(std::min(settings_.greeting_timeout, settings_.timeout));
+    connection->set_time_limit(
+        std::min(way.greeting_timeout.value_or(settings_.greeting_timeout), settings_.timeout));
     try {
       co_await connection->greet();
       if (may_be_elsewhere()) co_await introduce(*connection);
@@ -235,8 +237,8 @@ asio::awaitable<void> NodeLink::connect_once() {
       const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
       const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
       const bool stranger = !connection->greeted() && dynamic_cast<const ProtocolError*>(&failure) != nullptr;
-      if (stranger && !settings_.fail_unless_greeted) throw Stranger(failure.what());
-      if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) throw;
+      if (stranger && !way.fail_unless_greeted) throw Stranger(failure.what());
+      if (connection->greeted() || !way.fail_unless_greeted || hung_up) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
                                                       port_owner(address.port()) + ", which is not a ddprun");
     }

@@ -33,6 +33,14 @@ using CoordinatorEvent = std::variant<CoordinatorMessage, CoordinatorLost>;
 /// events for each. Must outlive the run of the io_context.
 class NodeLink {
  public:
+  /// How to connect to an endpoint.
+  struct Way {
+    std::vector<boost::asio::ip::tcp::endpoint> instead;  ///< of the endpoint's addresses, if not empty
+    bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
+    std::optional<std::chrono::milliseconds> greeting_timeout;  ///< shorter than the settings'
+    std::string join_address;  ///< where other nodes can reach this one, if the settings do not say
+  };
+
   struct Settings {
     /// Tries them in this order, repeatedly, to find the coordinator.
     std::vector<Endpoint> endpoints;
@@ -45,14 +53,11 @@ class NodeLink {
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     /// Whoever does not take this node in is not its coordinator: ask the next endpoint.
     bool after_loss = false;
-    bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
-    /// If not empty, connect to these instead of the endpoint's addresses.
-    std::vector<boost::asio::ip::tcp::endpoint> instead;
     /// Called before each attempt with the endpoint's place in the order, whether all have been asked before,
-    /// and the endpoint's addresses; may change the settings, or throw to give up.
-    std::function<void(std::size_t place, bool asked_all,
-                       const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
-        before_connecting;
+    /// and the endpoint's addresses; throws to give up.
+    std::function<Way(std::size_t place, bool asked_all,
+                      const std::vector<boost::asio::ip::tcp::endpoint>& addresses)>
+        before_connecting = [](auto...) { return Way(); };
     /// What to tell the coordinator about this node's workers now and then, if it wants to know.
     std::function<std::vector<Summary>()> summaries;
   };

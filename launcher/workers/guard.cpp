@@ -98,7 +98,7 @@ UniqueFd hold(const fs::path& folder) {
 std::vector<std::string> remove_leftovers(const fs::path& folder) {
   std::vector<std::string> jobs;
   const std::string ending = "." + boot();
-  const std::unique_ptr<DIR, decltype(&::closedir)> all(::opendir(folder.c_str()), &::closedir);
+  const std::shared_ptr<DIR> all(::opendir(folder.c_str()), [](DIR* opened) { opened&& ::closedir(opened); });
   while (const dirent* entry = all && ending.size() > 1 ? ::readdir(all.get()) : nullptr) {
     const std::string_view name = entry->d_name;
     if (!name.starts_with(kPrefix) || !name.ends_with(ending) || !is_abandoned(folder / name)) continue;

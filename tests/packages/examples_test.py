@@ -28,7 +28,7 @@ class Examples(unittest.TestCase):
                     self.assertIn(part, text)
 
     def test_every_public_header_is_in_the_index(self):
-        listing = (SOURCE / "include/ddprun/runtime.h").read_text()
+        listing = (SOURCE / "worker/ddprun/runtime.h").read_text()
         headers = re.findall(r"^#include <ddprun/(.*)>", listing, re.M)
         self.assertGreater(len(headers), 15)
         index = (SOURCE / "docs/runtime.md").read_text()

@@ -27,7 +27,7 @@ class CheckIncludes(unittest.TestCase):
 
     def test_allowed_includes_pass(self):
         for path, line in [
-            ("worker/runtime/train/loop/a.cpp", '#include <ddprun/ddp/b.h>\n#include <torch/types.h>'),
+            ("worker/ddprun/train/loop/a.cpp", '#include <ddprun/ddp/b.h>\n#include <torch/types.h>'),
             ("worker/models/a.h", "#include <ddprun/ddp/sync_batch_norm.h>"),
             ("worker/commands/a.cpp", '#include "worker/config/config.h"\n#include <ddprun/common/files.h>'),
             ("launcher/job/a.cpp", '#include "launcher/cli/options.h"\n#include <ddprun/common/text.h>'),
@@ -42,35 +42,35 @@ class CheckIncludes(unittest.TestCase):
             # An area includes only itself and common.
             ("common/a.cpp", '#include "launcher/cli/options.h"', "may not include launcher/cli"),
             ("launcher/job/a.cpp", '#include "worker/config/config.h"', "may not include worker/config"),
-            ("launcher/job/a.cpp", "#include <ddprun/ddp/distributed_data_parallel.h>", "may not include worker/runtime/ddp"),
+            ("launcher/job/a.cpp", "#include <ddprun/ddp/distributed_data_parallel.h>", "may not include worker/ddprun/ddp"),
             # Within an area, a room includes only earlier rooms.
             ("common/a.cpp", "#include <ddprun/common/settings/command.h>", "may not include common/settings"),
             ("launcher/cli/a.cpp", '#include "launcher/plan/program.h"', "may not include launcher/plan"),
             ("launcher/output/a.h", '#include "launcher/main.h"', "may not include launcher "),
-            ("worker/runtime/ddp/a.cpp", "#include <ddprun/data/loader.h>", "may not include worker/runtime/data"),
-            ("worker/runtime/train/loop/a.cpp", '#include "worker/tasks/registry.h"', "may not include worker/tasks"),
-            ("worker/models/a.h", "#  include <ddprun/train/loop/trainer.h>", "may not include worker/runtime/train/loop"),
+            ("worker/ddprun/ddp/a.cpp", "#include <ddprun/data/loader.h>", "may not include worker/ddprun/data"),
+            ("worker/ddprun/train/loop/a.cpp", '#include "worker/tasks/registry.h"', "may not include worker/tasks"),
+            ("worker/models/a.h", "#  include <ddprun/train/loop/trainer.h>", "may not include worker/ddprun/train/loop"),
             # Some rooms see fewer.
-            ("worker/runtime/report/a.cpp", "#include <ddprun/image/image.h>", "may not include worker/runtime/image"),
-            ("worker/precompiled/a.h", "#include <ddprun/ddp/distributed_data_parallel.h>", "may not include worker/runtime/ddp"),
+            ("worker/ddprun/report/a.cpp", "#include <ddprun/image/image.h>", "may not include worker/ddprun/image"),
+            ("worker/precompiled/a.h", "#include <ddprun/ddp/distributed_data_parallel.h>", "may not include worker/ddprun/ddp"),
             # Headers of common and the library are spelled as users spell them.
             ("launcher/job/a.cpp", '#include "common/files.h"', "expected <ddprun/...> as users do"),
-            ("worker/runtime/ddp/a.cpp", '#include "worker/runtime/ddp/join.h"', "expected <ddprun/...> as users do"),
+            ("worker/ddprun/ddp/a.cpp", '#include "worker/ddprun/ddp/join.h"', "expected <ddprun/...> as users do"),
             ("worker/a.cpp", '#include "tests/support/catch.h"', "from the tests"),
             # Libraries that a room must not see.
             ("common/a.cpp", "#include <boost/asio.hpp>", "common is free of torch and Boost"),
             ("launcher/cli/a.cpp", "#include <torch/torch.h>", "the launcher links no LibTorch"),
             ("worker/models/a.h", "#include <ddprun/ddp/distributed_data_parallel.h>", "through SyncBatchNorm only"),
-            ("worker/runtime/ddp/a.cpp", "#include <boost/asio.hpp>", "no Boost but its CRC"),
-            ("worker/runtime/image/a.cpp", "#include <torch/types.h>", "pictures are plain buffers"),
-            ("worker/runtime/report/a.cpp", "#include <torch/types.h>", "reports are of plain values"),
+            ("worker/ddprun/ddp/a.cpp", "#include <boost/asio.hpp>", "no Boost but its CRC"),
+            ("worker/ddprun/image/a.cpp", "#include <torch/types.h>", "pictures are plain buffers"),
+            ("worker/ddprun/report/a.cpp", "#include <torch/types.h>", "reports are of plain values"),
             ("worker/config/a.cpp", "#include <fmt/format.h>", "log through common/logging.h"),
             # Libraries for a few files only.
             ("launcher/job/a.cpp", "#include <spdlog/spdlog.h>", "which only common/logging.cpp may"),
             ("launcher/plan/placement.cpp", "#include <hwloc.h>", "which only launcher/host/cpus.cpp may"),
-            ("worker/runtime/image/image.cpp", "#include <png.h>", "which only worker/runtime/image/image_files.cpp may"),
-            ("worker/runtime/report/a.cpp", "#include <boost/crc.hpp>", "which only"),
-            ("worker/runtime/ddp/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>", "which only"),
+            ("worker/ddprun/image/image.cpp", "#include <png.h>", "which only worker/ddprun/image/image_files.cpp may"),
+            ("worker/ddprun/report/a.cpp", "#include <boost/crc.hpp>", "which only"),
+            ("worker/ddprun/ddp/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>", "which only"),
         ]:
             status, output = check({path: line + "\n"})
             self.assertEqual(status, 1, f"{path}: {line}")

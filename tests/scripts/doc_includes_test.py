@@ -7,10 +7,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def installed():
-    """As cmake/install_runtime.cmake finds them, as paths below include/ddprun/."""
+    """As cmake/install_runtime.cmake finds them, as paths below worker/ddprun/ or include/ddprun/."""
     found, queue = {"report_error.h", "report_status.h", "runtime.h"}, ["runtime.h"]
     while queue:
-        text = (ROOT / "include/ddprun" / queue.pop()).read_text()
+        header = queue.pop()
+        text = next(path for path in (ROOT / "worker/ddprun" / header, ROOT / "include/ddprun" / header) if path.exists()).read_text()
         new = set(re.findall(r"^#include <ddprun/(.*)>", text, re.M)) - found
         found |= new
         queue += new

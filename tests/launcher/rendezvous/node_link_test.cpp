@@ -130,8 +130,9 @@ TEST_CASE("a lost coordinator that accepts a node's connection and only then end
   settings.connect_timeout = std::chrono::minutes(1);  // the machine may be busy
   settings.after_loss = true;
   settings.since = LoopClock::now();
-  settings.before_connecting = [&](std::size_t place, bool asked_all, const auto&, auto&) {
+  settings.before_connecting = [&](std::size_t place, bool asked_all, const auto&) {
     if (place == 1 && asked_all) asio::co_spawn(io, receive(next, io, join), asio::detached);
+    return NodeLink::Way();
   };
   asio::co_spawn(io, accept_and_end(ending), asio::detached);
   const NodeLink link(io, loop.events, settings);
@@ -152,7 +153,10 @@ TEST_CASE("after a loss a node waits for a name server no longer than for a node
   settings.after_loss = true;
   settings.since = LoopClock::now();
   std::vector<std::size_t> asked;
-  settings.before_connecting = [&](std::size_t place, auto...) { asked.push_back(place); };
+  settings.before_connecting = [&](std::size_t place, auto...) {
+    asked.push_back(place);
+    return NodeLink::Way();
+  };
   const NodeLink link(loop.io, loop.events, settings);
   const auto asks = [&](std::size_t place) {
     asked.clear();
@@ -176,7 +180,6 @@ TEST_CASE("a node asks until the join timeout for a coordinator that is not ther
   settings.endpoints = {endpoint_of(nobody)};
   settings.timeout = 10min;
   settings.since = LoopClock::now();
-  settings.before_connecting = [](auto...) {};
   NodeLink link(loop.io, loop.events, settings);
   std::optional<std::string> reason;
   while (!(reason = lost(link)) && LoopClock::now() < settings.since + 11min) clock.pass(loop.io, 1s);
@@ -196,7 +199,6 @@ TEST_CASE("a node that hears nothing for the node timeout has lost the coordinat
   NodeLink::Settings settings;
   settings.endpoints = {endpoint_of(acceptor)};
   settings.since = LoopClock::now();
-  settings.before_connecting = [](auto...) {};
   NodeLink link(loop.io, loop.events, settings);
   REQUIRE(loop.run_until([&] { return link.has_joined(); }));
   clock.pass(loop.io, 0s);

@@ -10,7 +10,7 @@
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
-#include "tests/worker/runtime/serialize/pickled_values.h"
+#include "tests/worker/ddprun/serialize/pickled_values.h"
 #include "worker/commands/commands.h"
 
 namespace fs = std::filesystem;

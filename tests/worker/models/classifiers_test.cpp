@@ -7,7 +7,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/python.h"
-#include "tests/worker/runtime/ddp/parity_models.h"
+#include "tests/worker/ddprun/ddp/parity_models.h"
 
 using ddprun::models::MnistCnn;
 using ddprun::test::check_digest;

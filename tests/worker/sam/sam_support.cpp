@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include <ddprun/common/files.h>
-#include "tests/worker/runtime/ddp/parity_models.h"
+#include "tests/worker/ddprun/ddp/parity_models.h"
 
 namespace ddprun::test {
 

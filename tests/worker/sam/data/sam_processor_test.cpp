@@ -10,7 +10,7 @@
 #include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/runtime/ddp/parity_models.h"
+#include "tests/worker/ddprun/ddp/parity_models.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

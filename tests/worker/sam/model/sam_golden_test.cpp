@@ -7,7 +7,7 @@
 
 #include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
-#include "tests/worker/runtime/ddp/parity_models.h"
+#include "tests/worker/ddprun/ddp/parity_models.h"
 #include "tests/worker/sam/sam_support.h"
 
 using namespace ddprun;

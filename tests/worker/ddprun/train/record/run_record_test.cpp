@@ -1,0 +1,285 @@
+#include <ddprun/train/record/run_record.h>
+
+#include <torch/types.h>
+
+#include <cerrno>
+#include <fstream>
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "tests/support/catch.h"
+#include "tests/support/small_disk.h"
+#include "tests/worker/ddprun/serialize/pickled_values.h"
+#include "tests/worker/ddprun/train/test_run.h"
+
+namespace fs = std::filesystem;
+using namespace ddprun;
+using ddprun::test::ContainsSubstring;
+using ddprun::test::fill_disk;
+using ddprun::test::on_a_small_disk;
+using ddprun::test::TestRun;
+
+namespace {
+
+train::TrainingState one_weight_state(std::int64_t step, const train::RunIdentity& identity = {}) {
+  train::TrainingState state;
+  state.identity = identity;
+  state.model = test::make_dict();
+  state.model.toGenericDict().insert("weight", torch::full({8'000}, static_cast<double>(step)));
+  state.optimizer = test::make_dict();
+  state.step = step;
+  return state;
+}
+
+/// What a run does whose disk is full when it starts, and is not later. In its own process.
+void start_on_a_full_disk(const fs::path& disk) {
+  fill_disk(disk / "filler");
+  TestRun record(disk);
+  ensure(!fs::exists(record.metrics_path()), "nothing is left that would pass for a run");
+  record.add_metrics({{"epoch", 0}});
+  ensure(!fs::exists(record.metrics_path()), "nor after a row that has no place");
+  fs::remove(disk / "filler");
+  record.add_metrics({{"epoch", 1}});
+  const auto text = read_file(record.metrics_path());
+  ensure(text.starts_with("epoch,step,") && text.ends_with("\n1,,,,,,,,\n"),
+         "then it is begun with its header");
+  try {
+    record.finish("{}");
+  } catch (const IoError&) {
+    return;
+  }
+  ensure(false, "a run without a checkpoint fails at its end");
+}
+
+}  // namespace
+
+TEST_CASE("a disk that is full at the start ends no run, and nothing is left in a retry's way",
+          "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=64k", start_on_a_full_disk);
+}
+
+TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run nor the one before",
+          "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    TestRun record(disk);
+    const auto older = record.checkpoint_folder() / "older.pt";
+    record.save(one_weight_state(1, record.folder().identity()), {{record.checkpoint_path(), older}});
+    record.flush();
+    fill_disk(disk / "filler");
+    record.save(one_weight_state(2), {{record.checkpoint_path()}, {older}});
+    record.add_metrics({{"step", 2}});
+    record.flush();
+    ensure(train::find_resume(disk).state.step == 1 && fs::exists(older), "nothing is lost or deleted");
+    ensure(std::distance(fs::directory_iterator(record.checkpoint_folder()), {}) == 2,
+           "no part of one is left");
+    fs::remove(disk / "filler");
+    record.save(one_weight_state(3), {{record.checkpoint_path()}, {older}});
+    record.finish("{}");
+    ensure(train::read_checkpoint(record.checkpoint_path()).step == 3 && !fs::exists(older),
+           "then it goes on");
+  });
+}
+
+TEST_CASE("a run that could write no checkpoint fails at its end, and says why", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=64k", [](const fs::path& disk) {
+    TestRun record(disk);
+    fill_disk(disk / "filler");
+    record.save(one_weight_state(1));
+    record.flush();
+    fs::remove(disk / "filler");
+    try {
+      record.finish("{}");
+    } catch (const IoError& error) {
+      ensure(error.error_number == ENOSPC && fs::exists(record.summary_path()), "the disk was full");
+      return;
+    }
+    ensure(false, "a run without a checkpoint fails at its end");
+  });
+}
+
+TEST_CASE("a resumed run that could write no checkpoint fails at its end", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    {
+      TestRun record(disk);
+      record.save(one_weight_state(1, record.folder().identity()));
+      record.finish("{}");
+    }
+    TestRun record(disk, {.resumed_at = 1});
+    fill_disk(disk / "filler");
+    record.save(one_weight_state(2, record.folder().identity()));
+    try {
+      record.finish("{}");
+    } catch (const IoError& error) {
+      ensure(error.error_number == ENOSPC && train::find_resume(disk).state.step == 1, "the disk was full");
+      return;
+    }
+    ensure(false, "what it has trained since is lost");
+  });
+}
+
+TEST_CASE("a run removes what it left half-written, and nothing else", "[run_record]") {
+  const TempDir dir;
+  {
+    TestRun record(dir.path());
+    record.save(one_weight_state(1, record.folder().identity()));
+    record.flush();
+  }
+  const std::vector<const char*> ours = {".summary.json.tmp.12", "checkpoints/.last.pt.tmp.34",
+                                         ".run.json.tmp.5"};
+  const std::vector<const char*> others = {"notes",
+                                           "figures/samples.png",
+                                           "report.html",
+                                           "events.out.tfevents.1.host.2.0",
+                                           ".other.csv.tmp.12",
+                                           "checkpoints/mine.pt",
+                                           "checkpoints/.hidden",
+                                           "checkpoints/.mine.pt.tmp.34",
+                                           "checkpoints/.last.pt.tmp.old"};
+  fs::create_directory(dir.path() / "figures");
+  for (const auto& names : {ours, others})
+    for (const char* name : names) std::ofstream(dir.path() / name) << "earlier\n";
+  const TestRun record(dir.path(), {.resumed_at = 1});
+  for (const char* name : ours) CHECK_FALSE(fs::exists(dir.path() / name));
+  for (const char* name : others) {
+    CAPTURE(name);
+    CHECK(fs::exists(dir.path() / name));
+  }
+}
+
+TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[run_record]") {
+  const TempDir dir;
+  {
+    TestRun record(dir.path());
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      record.add_metrics(
+          {{"step", static_cast<double>(step)}, {"train_loss", 1.0 / static_cast<double>(step)}});
+      if (step == 2) record.save(one_weight_state(step, record.folder().identity()));
+    }
+  }
+  const auto found = train::find_resume(dir.path());
+  REQUIRE(found.state.step == 2);
+  std::ofstream(dir.path() / "checkpoints/.last.pt.tmp.34") << "cut";
+  {
+    TestRun record(dir.path(), {.resumed_at = 2, .tensorboard = true});
+    record.add_metrics({{"step", 3}, {"train_loss", 0.25}});
+    CHECK_NOTHROW(record.finish("{}"));  // there is a checkpoint, if not of this run
+  }
+  CHECK_THAT(read_file(dir.path() / "metrics.csv"),
+             ContainsSubstring("_second\n,1,,1,,,,,\n,2,,0.5,,,,,\n,3,,0.25,,,,,\n"));
+  CHECK(read_file(dir.path() / "metrics.jsonl") ==
+        "{\"step\":1,\"train_loss\":1}\n{\"step\":2,\"train_loss\":0.5}\n{\"step\":3,\"train_loss\":0.25}\n");
+  CHECK(fs::exists(dir.path() / "checkpoints/last.pt"));
+  CHECK_FALSE(fs::exists(dir.path() / "checkpoints/.last.pt.tmp.34"));
+}
+
+TEST_CASE("a resumed run drops the rows of its step that came after its checkpoint", "[run_record]") {
+  const TempDir dir;
+  {
+    TestRun record(dir.path(), {.columns = {"step", "train_loss", "val_loss"}});
+    record.add_metrics({{"step", 1}, {"train_loss", 3}});
+    record.add_metrics({{"step", 2}, {"train_loss", 2}});
+    CHECK(record.rows() == 2);  // the checkpoint, in the validation of step 2
+    record.add_metrics({{"step", 2}, {"val_loss", 1}});
+  }
+  TestRun record(dir.path(),
+                 {.columns = {"step", "train_loss", "val_loss"}, .resumed_at = 2, .resumed_rows = 2});
+  CHECK(record.rows() == 2);
+  record.add_metrics({{"step", 2}, {"val_loss", 1}});
+  CHECK(read_file(dir.path() / "metrics.csv") == "step,train_loss,val_loss\n1,3,\n2,2,\n2,,1\n");
+}
+
+TEST_CASE("a resumed run goes on in its files if they have just its rows", "[run_record]") {
+  const TempDir dir;
+  const std::vector<std::string> columns = {"step", "train_loss"};
+  const auto csv = dir.path() / "metrics.csv", jsonl = dir.path() / "metrics.jsonl";
+  {
+    TestRun record(dir.path(), {.columns = columns});
+    for (const double step : {1, 2}) record.add_metrics({{"step", step}, {"train_loss", 3}});
+  }
+  // Links to the files that a rewrite would replace.
+  fs::create_hard_link(csv, dir.path() / "same.csv");
+  fs::create_hard_link(jsonl, dir.path() / "same.jsonl");
+  const auto resume = [&](const std::vector<std::string>& of, std::int64_t rows) {
+    TestRun record(dir.path(), {.columns = of, .resumed_at = rows, .resumed_rows = rows});
+    CHECK(record.rows() == rows);
+    record.add_metrics({{"step", static_cast<double>(rows + 1)}});
+    return fs::hard_link_count(csv) == 2 && fs::hard_link_count(jsonl) == 2;
+  };
+  CHECK(resume(columns, 2));
+  CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
+  CHECK(read_file(jsonl) == "{\"step\":1,\"train_loss\":3}\n{\"step\":2,\"train_loss\":3}\n{\"step\":3}\n");
+  SECTION("not if there are later rows") {
+    CHECK_FALSE(resume(columns, 2));
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
+  }
+  SECTION("not if as many rows are of later steps") {
+    CHECK_FALSE([&] {
+      TestRun record(dir.path(), {.columns = columns, .resumed_at = 2, .resumed_rows = 3});
+      return fs::hard_link_count(csv) == 2;
+    }());
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n");
+  }
+  SECTION("not with other columns") {
+    CHECK_FALSE(resume({"step"}, 3));
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n4,\n");
+  }
+  SECTION("not if a file is cut") {
+    fs::resize_file(csv, fs::file_size(csv) - 1);
+    CHECK_FALSE(resume(columns, 2));
+    CHECK(read_file(csv) == "step,train_loss\n1,3\n2,3\n3,\n");
+  }
+}
+
+TEST_CASE("a resumed run keeps figures that it has no more", "[run_record]") {
+  const TempDir dir;
+  TestRun(dir.path(), {.columns = {"step", "rss_mb_rank1"}}).add_metrics({{"step", 1}, {"rss_mb_rank1", 7}});
+  TestRun record(dir.path(), {.columns = {"step", "rss_mb"}, .resumed_at = 1});
+  record.add_metrics({{"step", 2}, {"rss_mb", 8}});
+  CHECK(read_file(dir.path() / "metrics.csv") == "step,rss_mb,rss_mb_rank1\n1,,7\n2,8,\n");
+}
+
+TEST_CASE("metrics that cannot be read are begun anew by a resumed run", "[run_record]") {
+  const TempDir dir;
+  std::ofstream(dir.path() / "metrics.csv") << "step\nmany\n";
+  TestRun record(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 7});
+  record.add_metrics({{"step", 8}, {"loss", 1}});
+  CHECK(read_file(dir.path() / "metrics.csv") == "step,loss\n8,1\n");
+}
+
+namespace {
+
+class CountingSink : public report::MetricSink {
+ public:
+  explicit CountingSink(int& rows) : rows_(rows) {}
+  void add(const report::MetricRow&) override { ++rows_; }
+
+ private:
+  int& rows_;
+};
+
+}  // namespace
+
+TEST_CASE("rows go to every sink of a run", "[run_record]") {
+  const TempDir dir;
+  int rows = 0;
+  TestRun record(dir.path());
+  record.add_sink([&] { return std::make_unique<CountingSink>(rows); });
+  record.add_metrics({{"step", 1}});
+  record.add_metrics({{"step", 2}});
+  CHECK(rows == 2);
+}
+
+TEST_CASE("a checkpoint that fails for another reason than a full disk ends the run at its next call",
+          "[run_record]") {
+  const TempDir dir;
+  TestRun record(dir.path());
+  record.save(one_weight_state(1), {{dir.path() / "none" / "a.pt"}});
+  CHECK_THROWS_WITH(record.flush(), ContainsSubstring("a.pt: cannot create: No such file"));
+}

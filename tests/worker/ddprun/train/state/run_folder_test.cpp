@@ -1,0 +1,415 @@
+#include <ddprun/train/state/run_folder.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <torch/types.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/checkpoint.h>
+#include "tests/support/catch.h"
+#include "tests/support/small_disk.h"
+#include "tests/worker/ddprun/serialize/pickled_values.h"
+
+namespace fs = std::filesystem;
+using namespace ddprun;
+using namespace ddprun::test;
+using namespace ddprun::train;
+
+namespace {
+
+const std::vector<std::string> kNames = {"metrics.csv", "summary.json"};
+
+TrainingState state_of(const RunIdentity& identity, std::int64_t step) {
+  TrainingState state;
+  state.model = make_dict();
+  state.model.toGenericDict().insert("weight", torch::full({3}, static_cast<double>(step)));
+  state.optimizer = make_dict();
+  state.step = step;
+  state.identity = identity;
+  return state;
+}
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+std::set<std::string> files_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (!entry.is_directory()) names.insert(entry.path().lexically_relative(folder).string());
+  return names;
+}
+
+void save(RunFolder& folder, const std::string& name, std::int64_t step,
+          const std::vector<fs::path>& doomed = {}) {
+  CheckpointWriter writer(folder);
+  writer.write(state_of(folder.identity(), step), {{folder.checkpoints() / name}, doomed});
+  writer.flush();
+}
+
+/// A run with metrics and a checkpoint of step 10.
+RunIdentity make_run(const fs::path& path) {
+  fs::create_directories(path / "checkpoints");
+  RunFolder folder(path);
+  folder.begin(kNames);
+  folder.claim(path / "metrics.csv");
+  write(path / "metrics.csv", "step\n");
+  save(folder, "last.pt", 10);
+  return folder.identity();
+}
+
+}  // namespace
+
+TEST_CASE("a run lists its files before it writes them, and its list survives it", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  CHECK(identity.run.size() == 8);
+  CHECK(identity.branch == 1);
+  const RunFolder folder(dir.path());
+  CHECK(folder.identity() == identity);
+  CHECK(folder.branch_of(dir.path() / "metrics.csv") == 1);
+  CHECK(folder.branch_of(dir.path() / "checkpoints/last.pt") == 1);
+  CHECK(folder.branch_of(dir.path() / "mine.txt") == 0);
+}
+
+TEST_CASE("a file that a run has not listed is neither replaced nor removed", "[run_folder]") {
+  const TempDir dir;
+  make_run(dir.path());
+  write(dir.path() / "figures/loss.png", "mine");
+  write(dir.path() / "best/config.json", "mine");
+  write(dir.path() / "checkpoints/mine.pt", "mine");
+  RunFolder folder(dir.path());
+  CHECK_THROWS_WITH(folder.claim(dir.path() / "figures/loss.png"),
+                    ContainsSubstring("loss.png: was not written by this run, which leaves it alone"));
+  CHECK_THROWS_AS(folder.check_contents(dir.path() / "best"), IoError);
+  save(folder, "next.pt", 11, {dir.path() / "checkpoints/mine.pt", dir.path() / "checkpoints/last.pt"});
+  CHECK(fs::exists(dir.path() / "checkpoints/mine.pt"));
+  CHECK_FALSE(fs::exists(dir.path() / "checkpoints/last.pt"));
+}
+
+TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what is not listed for good",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  const auto before = files_in(dir.path());
+  write(dir.path() / "notes.txt", "mine");
+  write(dir.path() / "summary.json", "mine");
+  RunFolder folder(dir.path());
+  CHECK(folder.in_the_way(kNames, /*goes_on=*/false) == dir.path() / "summary.json");
+  folder.begin(kNames);
+  CHECK(folder.identity().run != earlier.run);
+  const auto replaced = dir.path() / ("replaced-" + earlier.run);
+  auto moved = before;
+  moved.insert("summary.json");
+  CHECK(files_in(replaced) == moved);
+  CHECK(fs::exists(dir.path() / "notes.txt"));
+  CHECK(find_resume(replaced).state.step == 10);  // it is a whole run
+  SECTION("a run that was killed before its first checkpoint begins again") {
+    RunFolder again(dir.path());
+    again.begin(kNames);
+    CHECK(again.identity() == folder.identity());
+    CHECK(files_in(replaced) == moved);
+    save(again, "last.pt", 1);
+  }
+  SECTION("with its first checkpoint") { save(folder, "last.pt", 1); }
+  CHECK(files_in(replaced) == std::set<std::string>{"summary.json"});
+  CHECK(files_in(dir.path()) == std::set<std::string>{"run.json", "notes.txt", "checkpoints/last.pt",
+                                                      "replaced-" + earlier.run + "/summary.json"});
+}
+
+TEST_CASE("a replaced run that was resumed, or is being resumed, is not removed", "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  const auto replaced = dir.path() / ("replaced-" + earlier.run);
+  CHECK(folder.replaced() == replaced);
+  UniqueFd lock;
+  if (GENERATE(true, false)) {
+    RunFolder(replaced).resume(earlier, /*is_newest=*/true, kNames);
+  } else {
+    lock.reset(::open(replaced.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    REQUIRE(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
+  }
+  const auto before = files_in(replaced);
+  save(folder, "last.pt", 1);
+  CHECK(files_in(replaced) == before);
+  CHECK(RunFolder(dir.path()).replaced().empty());
+}
+
+TEST_CASE("a file that took the place of a listed checkpoint stays when the run is set aside",
+          "[run_folder]") {
+  const TempDir dir;
+  make_run(dir.path());
+  const auto last = dir.path() / "checkpoints/last.pt";
+  if (GENERATE(true, false))
+    save_checkpoint(last, state_of({"00000000", 1}, 1000));
+  else
+    serialize::write_pt(last, make_dict());
+  const auto others = read_file(last);
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  save(folder, "last.pt", 1);
+  CHECK(read_file(dir.path() / "checkpoints/last-earlier.pt") == others);
+  CHECK(read_checkpoint(last).step == 1);
+}
+
+TEST_CASE("a run that was killed before it listed its first checkpoint is set aside", "[run_folder]") {
+  const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
+  RunFolder killed(dir.path());
+  killed.begin(kNames);
+  save_checkpoint(dir.path() / "checkpoints/last.pt", state_of(killed.identity(), 10));
+  RunFolder(dir.path()).begin(kNames);
+  CHECK_FALSE(find_resume(dir.path()).found());
+  CHECK(find_resume(dir.path() / ("replaced-" + killed.identity().run)).state.step == 10);
+}
+
+TEST_CASE("a run whose checkpoints are behind a link is not set aside: others may use them", "[run_folder]") {
+  const TempDir dir;
+  const auto elsewhere = dir.path() / "elsewhere", run = dir.path() / "run";
+  const auto identity = make_run(run);
+  fs::rename(run / "checkpoints", elsewhere);
+  const bool relative = GENERATE(true, false);
+  fs::create_directory_symlink(relative ? "../elsewhere" : elsewhere, run / "checkpoints");
+  const auto before = files_in(dir.path());
+  CHECK_THROWS_WITH(RunFolder(run).begin(kNames), ContainsSubstring("run/checkpoints: is a link"));
+  CHECK(files_in(dir.path()) == before);
+  CHECK(RunFolder(run).identity() == identity);
+  CHECK(find_resume(run).state.step == 10);
+}
+
+TEST_CASE("a run whose checkpoints are on a disk of their own cannot be set aside, and keeps its list",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto checkpoints = dir.path() / "checkpoints";
+  fs::create_directory(checkpoints);
+  on_a_small_disk(checkpoints, "size=1m", [&](const fs::path&) {
+    const auto run = make_run(dir.path());
+    try {
+      RunFolder(dir.path()).begin(kNames);
+      ensure(false, "it is refused");
+    } catch (const IoError& error) {
+      ensure(error.path == checkpoints, "by the name of the folder that cannot be moved");
+    }
+    ensure(RunFolder(dir.path()).identity() == run && find_resume(dir.path()).state.step == 10,
+           "and is still a run");
+  });
+}
+
+TEST_CASE("a resume from an earlier state begins a branch, and the earlier branch's last state is kept",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  RunFolder folder(dir.path());
+  SECTION("the newest state continues its branch") {
+    folder.resume(first, /*is_newest=*/true, kNames);
+    CHECK(folder.identity() == first);
+    save(folder, "last.pt", 20);
+    CHECK(files_in(dir.path() / "checkpoints") == std::set<std::string>{"last.pt"});
+  }
+  SECTION("an earlier one does not") {
+    folder.resume(first, /*is_newest=*/false, kNames);
+    CHECK(folder.identity() == RunIdentity{first.run, 2});
+    CHECK(find_resume(dir.path()).state.step == 10);  // the new branch has nothing yet
+    CHECK_FALSE(find_resume(dir.path(), {}, folder.identity()).found());
+    save(folder, "last.pt", 5);
+    CHECK(files_in(dir.path() / "checkpoints") == std::set<std::string>{"last.pt", "last-branch=1.pt"});
+    CHECK(find_resume(dir.path()).state.step == 5);  // fewer steps, and newer
+    CHECK(find_resume(dir.path(), {}, first).state.step == 5);
+    CHECK(read_checkpoint(dir.path() / "checkpoints/last-branch=1.pt").step == 10);
+    CHECK(RunFolder(dir.path()).branch_of(dir.path() / "checkpoints/last-branch=1.pt") == 1);
+    if (GENERATE(true, false))
+      fs::remove(dir.path() / "run.json");  // then nothing says of which branch it is
+    write(dir.path() / "checkpoints/last.pt", "damaged");
+    CHECK_THROWS_WITH(find_resume(dir.path()),
+                      ContainsSubstring("last.pt") && ContainsSubstring("nothing was changed; --resume ") &&
+                          ContainsSubstring("last-branch=1.pt continues an earlier branch"));
+  }
+}
+
+TEST_CASE("metrics of an earlier branch are kept", "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.resume(first, /*is_newest=*/false, kNames);
+  folder.claim(dir.path() / "metrics.csv");
+  CHECK(read_file(dir.path() / "metrics-branch=1.csv") == "step\n");
+}
+
+TEST_CASE("a checkpoint that the list names and that is gone is missed, not taken for a new start",
+          "[run_folder]") {
+  const TempDir dir;
+  make_run(dir.path());
+  fs::remove_all(dir.path() / "checkpoints");
+  if (GENERATE(true, false)) save_checkpoint(dir.path() / "checkpoints/stray.pt", state_of({}, 1000));
+  CHECK_THROWS_WITH(find_resume(dir.path()), ContainsSubstring("last.pt: is gone, though run.json lists it"));
+  fs::create_directories(dir.path() / "checkpoints");
+  serialize::write_pt(dir.path() / "checkpoints/last.pt", make_dict());
+  CHECK_THROWS_WITH(find_resume(dir.path()),
+                    ContainsSubstring("last.pt: is not the checkpoint that run.json lists"));
+}
+
+TEST_CASE("a folder of an older version is read, and nothing in it is removed or replaced", "[run_folder]") {
+  const TempDir dir;
+  const auto folder_path = dir.path() / "checkpoints";
+  fs::create_directories(folder_path);
+  save_checkpoint(folder_path / "last.pt", state_of({}, 10));
+  save_checkpoint(folder_path / "epoch=1.pt", state_of({}, 5));
+  write(dir.path() / "metrics.csv", "step\n");
+  const auto found = find_resume(dir.path());
+  CHECK(found.state.step == 10);
+  RunFolder folder(dir.path());
+  SECTION("a run that goes on from it") {
+    folder.resume(found.state.identity, /*is_newest=*/true, kNames);
+    CHECK(folder.branch_of(dir.path() / "metrics.csv") == 1);
+    save(folder, "last.pt", 11, {folder_path / "epoch=1.pt"});
+    CHECK(files_in(folder_path) == std::set<std::string>{"last.pt", "last-earlier.pt", "epoch=1.pt"});
+    CHECK(find_resume(dir.path()).state.step == 11);
+  }
+  SECTION("a run that replaces it") {
+    folder.begin(kNames);
+    save(folder, "last.pt", 1);
+    CHECK(files_in(dir.path() / "replaced-earlier") ==
+          std::set<std::string>{"metrics.csv", "checkpoints/last.pt", "checkpoints/epoch=1.pt"});
+  }
+}
+
+TEST_CASE("states that a run had no time to list are its own all the same", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  save_checkpoint(dir.path() / "checkpoints/epoch=1.pt", state_of(identity, 11));
+  RunFolder folder(dir.path());
+  folder.resume(identity, /*is_newest=*/true, kNames);
+  CHECK(folder.branch_of(dir.path() / "checkpoints/epoch=1.pt") == 1);
+}
+
+TEST_CASE("a state of another run is not continued", "[run_folder]") {
+  const TempDir dir;
+  make_run(dir.path());
+  save_checkpoint(dir.path() / "checkpoints/other.pt", state_of({"00000000", 7}, 1000));
+  CHECK(find_resume(dir.path()).state.step == 10);
+}
+
+TEST_CASE("a list that is another program's, or damaged, is refused by name", "[run_folder]") {
+  const TempDir dir;
+  write(dir.path() / "run.json", GENERATE("{\"run\": 7}", "[]", "{\"run\": \"a\", \"files\": [1]}", ""));
+  CHECK_THROWS_WITH(RunFolder(dir.path()), ContainsSubstring("run.json: is not the list of a run's files"));
+}
+
+TEST_CASE("a new run is not continued from a state that an earlier one had kept", "[run_folder]") {
+  const TempDir dir;
+  const auto checkpoints = dir.path() / "checkpoints";
+  fs::create_directories(checkpoints);
+  save_checkpoint(checkpoints / "last.pt", state_of({}, 10));
+  RunFolder old(dir.path());
+  old.resume({}, /*is_newest=*/true, kNames);
+  save(old, "last.pt", 11);
+  REQUIRE(fs::exists(checkpoints / "last-earlier.pt"));
+  RunFolder(dir.path()).begin(kNames);
+  CHECK_FALSE(find_resume(dir.path()).found());
+  CHECK(fs::exists(dir.path() / ("replaced-" + old.identity().run) / "checkpoints/last-earlier.pt"));
+}
+
+TEST_CASE("shards whose checkpoint is gone are set aside with their run", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto shards = dir.path() / "checkpoints" / shards_name("last.pt", 10, identity);
+  write(shards / "rank-0", "weights");
+  fs::remove(dir.path() / "checkpoints/last.pt");
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  CHECK(folder.identity().run != identity.run);
+  CHECK(fs::exists(dir.path() / ("replaced-" + identity.run) / "checkpoints" / shards.filename() / "rank-0"));
+}
+
+TEST_CASE("another run's state in the place of one's own is kept", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  save_checkpoint(dir.path() / "checkpoints/epoch=1.pt", state_of(identity, 5));
+  const auto last = dir.path() / "checkpoints/last.pt";
+  if (GENERATE(true, false))
+    save_checkpoint(last, state_of({"00000000", 1}, 1000));
+  else
+    serialize::write_pt(last, make_dict());
+  const auto others = read_file(last);
+  CHECK(find_resume(dir.path()).state.step == 5);
+  RunFolder folder(dir.path());
+  folder.resume(identity, /*is_newest=*/true, kNames);
+  CHECK(folder.is_foreign(last));
+  save(folder, "last.pt", 6);
+  CHECK_FALSE(folder.is_foreign(last));
+  CHECK(read_file(dir.path() / "checkpoints/last-earlier.pt") == others);
+}
+
+TEST_CASE("a run that goes back to an earlier branch has that branch's metrics", "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  RunFolder second(dir.path());
+  second.resume(first, /*is_newest=*/false, kNames);
+  second.claim(dir.path() / "metrics.csv");
+  write(dir.path() / "metrics.csv", "of branch 2");
+  RunFolder third(dir.path());  // the second was killed before its first checkpoint
+  third.resume(first, /*is_newest=*/true, kNames);
+  CHECK(third.identity().branch == 3);
+  CHECK(read_file(dir.path() / "metrics.csv") == "step\n");
+  CHECK(read_file(dir.path() / "metrics-branch=2.csv") == "of branch 2");
+}
+
+TEST_CASE("an older version's metrics are kept when its run goes back", "[run_folder]") {
+  const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
+  write(dir.path() / "metrics.csv", "step\n1\n2\n");
+  RunFolder folder(dir.path());
+  folder.resume({}, /*is_newest=*/false, kNames);
+  CHECK(read_file(dir.path() / "metrics-earlier.csv") == "step\n1\n2\n");
+}
+
+TEST_CASE("an edited list leads to no file outside of the folder", "[run_folder]") {
+  const TempDir dir;
+  write(dir.path() / "run.json",
+        GENERATE(R"({"run": "a", "files": {"../victim": 1}})", R"({"run": "a", "files": {"/etc/victim": 1}})",
+                 R"({"run": "a", "files": {}, "replaced": ["../victim"]})",
+                 R"({"run": "a", "files": {}, "replaced": ["replaced-/../../victim"]})"));
+  CHECK_THROWS_WITH(RunFolder(dir.path()), ContainsSubstring("run.json: is not the list of a run's files"));
+}
+
+TEST_CASE("an empty file that a full disk has left is in nobody's way", "[run_folder]") {
+  const TempDir dir;
+  write(dir.path() / "summary.json", "");
+  CHECK(RunFolder(dir.path()).in_the_way({"summary.json"}, /*goes_on=*/true).empty());
+  write(dir.path() / "summary.json", "{}");
+  CHECK(RunFolder(dir.path()).in_the_way({"summary.json"}, /*goes_on=*/true) == dir.path() / "summary.json");
+}
+
+TEST_CASE("a run is set aside across disks, or not at all", "[run_folder]") {
+  const TempDir dir, other;
+  const auto identity = make_run(dir.path());
+  fs::create_directory_symlink("/dev/shm", dir.path() / "figures");
+  const auto name = "figures/" + other.path().filename().string() + ".png";
+  RunFolder folder(dir.path());
+  folder.claim(dir.path() / name);
+  write(dir.path() / name, "picture");
+  folder.begin(kNames);
+  CHECK(read_file(dir.path() / ("replaced-" + identity.run) / name) == "picture");
+  CHECK_FALSE(fs::exists(dir.path() / name));
+}
+
+TEST_CASE("a run whose list is gone is still itself", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  fs::remove(dir.path() / "run.json");
+  RunFolder folder(dir.path());
+  const bool is_newest = GENERATE(true, false);
+  folder.resume(identity, is_newest, kNames);
+  CHECK(folder.identity() == RunIdentity{identity.run, is_newest ? 1 : 2});
+  CHECK(find_resume(dir.path()).state.step == 10);  // and if it is killed now
+}

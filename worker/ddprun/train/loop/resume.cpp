@@ -1,0 +1,171 @@
+#include <ddprun/train/loop/resume.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/train/state/shard_writer.h>
+
+namespace ddprun::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// throws  UsageError naming the setting that must not change
+void check_same_run(const Run& run, const Resumed& resumed) {
+  const auto was = nlohmann::json::parse(resumed.state.config_json);
+  const auto is = nlohmann::json::parse(run.options.config_json);
+  for (const char* key :
+       {"task", "batch_size", "seed", "norm_weight_decay", "bias_weight_decay", "layer_decay"})
+    if (was.contains(key) && is.contains(key) && was[key] != is[key])
+      throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
+                       was[key].dump() + ", got " + is[key].dump());
+  if (was.contains("task") && was["task"] != run.task.name)
+    throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
+  const auto examples = examples_of(resumed.state);
+  if (examples && *examples != run.task.train_set->size())
+    throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
+                     " training examples, got " + std::to_string(run.task.train_set->size()) +
+                     " (--data, --val-split and --limit-train say which)");
+}
+
+/// Lightning records neither ranks nor batch size: assumes the current ones.
+void settle_position(TrainingState& state, const Run& run) {
+  if (state.world_size != 0) return;
+  state.world_size = run.group.size();
+  const auto batches = std::min(state.position.samples, run.task.train_set->size());
+  state.position.samples = batches * run.group.size() * run.options.batch_size;
+}
+
+std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
+  const auto& options = run.options;
+  create_folders(options.out / "checkpoints");
+  auto folder = std::make_unique<RunFolder>(options.out);
+  std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
+  if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
+  names.insert(names.end(), options.more_files.begin(), options.more_files.end());
+  if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
+    names.emplace_back("report.html");
+    if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
+    folder->resume(resumed->state.identity, resumed->is_newest, names);
+    return folder;
+  }
+  const bool goes_on = options.checkpoint.resume == "auto" || run.in_memory.begun;
+  const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
+  if (!other.empty())
+    throw UsageError("--out: " + options.out.string() + " holds a run already (" +
+                     other.lexically_relative(options.out).string() + "); expected another folder" +
+                     (resumed == nullptr ? ", --resume" : "") + " or --overwrite");
+  folder->begin(names);
+  return folder;
+}
+
+/// Empty if there is something left to train.
+std::string why_ended(const Run& run, const TrainingState& state) {
+  const auto& options = run.options;
+  if (const auto reason = before_resume(state, run).stop_reason) return *reason;
+  if (state.position.epoch >= options.epochs)
+    return "--epochs=" + std::to_string(options.epochs) + " are done";
+  if (options.max_steps > 0 && state.step >= options.max_steps)
+    return "--max-steps=" + std::to_string(options.max_steps) + " are done";
+  return "";
+}
+
+/// Otherwise it was killed before, or the checkpoint is another run's.
+bool has_summary(const Run& run, const Resumed& resumed) {
+  if (!continues_in(run.options.out, resumed)) return false;
+  std::ifstream file(run.options.out / "summary.json");
+  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return summary.is_object() && summary.contains("steps") && summary["steps"] == resumed.state.step;
+}
+
+}  // namespace
+
+bool continues_in(const fs::path& run_folder, const Resumed& from) {
+  std::error_code error;
+  const auto folder = fs::canonical(from.path, error).parent_path();
+  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
+         (!from.state.identity.run.empty() &&
+          from.state.identity.run == RunFolder(run_folder).identity().run);
+}
+
+std::optional<Resumed> find_resumed(const Run& run) {
+  const auto& wanted = run.options.checkpoint.resume;
+  if (wanted.empty()) return std::nullopt;
+  const auto folder = wanted == "auto" ? run.options.out / "checkpoints" : fs::path(wanted).parent_path();
+  const auto holders = find_shards(run.group, folder);
+  const auto verify = [&](const fs::path& checkpoint, const std::string& shards) {
+    return verify_shards(run.group, checkpoint, shards, holders);
+  };
+  Resumed resumed;
+  if (!run.on_rank_0())
+    while (verify({}, {})) continue;
+  else if (wanted == "auto") {
+    auto found = find_resume(run.options.out, verify);
+    for (const auto& line : found.skipped) log_warning(line);
+    resumed = {found.path, std::move(found.state), found.skipped.empty()};
+    if (found.path.empty()) {
+      const auto replaced = RunFolder(run.options.out).replaced();
+      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch" +
+               (replaced.empty()
+                    ? ""
+                    : "; until this run has one, the run that it replaces is in " + replaced.string()));
+    }
+  } else {
+    resumed = {wanted, read_checkpoint(wanted)};
+    resumed.is_newest =
+        !continues_in(run.options.out, resumed) || is_newest_state(run.options.out, resumed.state);
+    if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
+  }
+  if (run.on_rank_0()) verify({}, {});
+  resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
+  if (resumed.path.empty()) return std::nullopt;
+  if (run.group.size() > 1) {
+    auto received = receive_checkpoint(run.group, resumed.path);
+    if (!run.on_rank_0()) resumed.state = std::move(received);
+  }
+  if (const auto& shards = resumed.state.shards; !shards.empty())
+    check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
+                  /*all=*/!run.options.parallel.fsdp);
+  check_kept(resumed, run);
+  settle_position(resumed.state, run);
+  check_same_run(run, resumed);
+  return resumed;
+}
+
+std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
+  (void)ddp::any_rank_true(run.group, false);  // no rank still reads weights of a run that is set aside
+  std::unique_ptr<RunFolder> folder;
+  if (run.on_rank_0()) {
+    folder = begun_on_rank_0(run, resumed);
+    if (run.options.on_folder) run.options.on_folder(*folder);
+    run.identity = folder->identity();
+  }
+  run.folder = folder.get();
+  auto& [id, branch] = run.identity;
+  id = ddp::broadcast_from_rank_0(run.group, id);
+  branch = std::stoll(ddp::broadcast_from_rank_0(run.group, std::to_string(branch)));
+  return folder;
+}
+
+bool has_ended(const Run& run, const Resumed& resumed) {
+  if (resumed.path.empty()) return false;
+  const auto why = why_ended(run, resumed.state);
+  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed);
+  if (!ddp::any_rank_true(run.group, here)) return false;
+  if (run.on_rank_0())
+    log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +
+             std::to_string(resumed.state.step) + ": " + why +
+             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
+  return true;
+}
+
+}  // namespace ddprun::train
