@@ -15,7 +15,8 @@ SOURCE = re.compile(rb"`((?:common|launcher|worker|tests|scripts|examples|bench|
 SHELL = re.compile(rb"#!\S*(/env )?\S*\b(bash|sh)\b")
 
 CPP_NOISE = re.compile(rb'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.M | re.S)
-CPP_MARK = re.compile(rb"\bco_await\b|&&|\|\||[!=<>]=|[?;{}(),=]")
+CPP_MARK = re.compile(rb"\b(?:co_await|and|or)\b|&&|\|\||[!=<>]=|[?;{}(),=]")
+CPP_VALUE = re.compile(rb"(?<![\w:<>])(?<!->)(?<!-> )[\w:<][\w:<>]*\s*$")  # before the "{" of a value, as in Point{1, 2}
 
 
 def tracked(root):
@@ -28,19 +29,22 @@ def tracked(root):
 def awaits_conditionally(content):
     """The offset of each co_await that is evaluated depending on what stands before it in its expression."""
     code = CPP_NOISE.sub(lambda found: re.sub(rb"[^\n]", b" ", found[0]), content)
-    depends = [False]  # for each open parenthesis: whether "&&", "||" or "?" came before in this operand
+    depends = [False]  # for each open parenthesis or brace: whether "&&", "||" or "?" came before in this operand
+    blocks = [0]  # where in that list the innermost function or block begins
     for mark in CPP_MARK.finditer(code):
-        if mark[0] == b"(":
+        if mark[0] in (b"(", b"{"):
             depends.append(False)
-        elif mark[0] == b")":
+            if mark[0] == b"{" and not CPP_VALUE.search(code, max(0, mark.start() - 80), mark.start()):
+                blocks.append(len(depends) - 1)
+        elif mark[0] in (b")", b"}"):
             del depends[max(len(depends) - 1, 1):]
-        elif mark[0] in b";{}":
-            depends = [False]
-        elif mark[0] in (b",", b"="):
+            while blocks[-1] >= len(depends):
+                blocks.pop()
+        elif mark[0] in (b",", b"=", b";"):
             depends[-1] = False
-        elif mark[0] in (b"&&", b"||", b"?"):
+        elif mark[0] in (b"&&", b"||", b"?", b"and", b"or"):
             depends[-1] = True
-        elif mark[0] == b"co_await" and any(depends):
+        elif mark[0] == b"co_await" and any(depends[blocks[-1]:]):
             yield mark.start()
 
 

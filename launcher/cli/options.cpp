@@ -170,7 +170,7 @@ std::vector<Setting> own_flags(Options& options) {
       parsed("metrics-port", options.metrics, parse_metrics_port,
              "a port, or ADDRESS:PORT such as 0.0.0.0:9400"),
       boolean("expand", options.expand),
-      boolean("dry-run", options.dry_run),
+      boolean("dry-run", options.dry_run).only_typed(),
       boolean("show-ranks", options.show_ranks),
       raw("print-completion").only_typed(),
       raw("config").not_in_file(),

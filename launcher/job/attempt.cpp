@@ -33,10 +33,6 @@ namespace {
 using Clock = JobEvents::Clock;
 
 /// Whether to wait no longer for a disk: a signal ends the job.
-std::function<bool()> gives_up(Job& job) {
-  return [&events = job.events] { return events.end_requested(); };
-}
-
 bool recovers(const Job& job) { return job.options.recover == Recover::kRank; }
 
 void note_straggler(Job& job, Attempt& attempt, const Straggler& straggler) {

@@ -93,7 +93,11 @@ std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom);
 /// Reports how an attempt ended: to the user, to the program that started ddprun, and in the record.
 ///
 /// throws  LaunchError, after that, if a worker could not start, or if a process survived SIGKILL
-void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record);
+boost::asio::awaitable<void> report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom,
+                                            JobRecord& record);
+
+/// For run_aside(): whether a signal that ends the job has come.
+std::function<bool()> gives_up(const Job& job);
 
 /// If a worker failed: turns the outcome from the first exit into the worker that failed first, and its exit.
 /// A crash comes before an exit and before an error. A worker that had written its error file before is about

@@ -73,7 +73,8 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
 }
 
 constexpr std::chrono::seconds kTimeToExit{2};
-constexpr std::chrono::milliseconds kErrorPatience{2000};
+constexpr std::chrono::milliseconds kPatience{500};        // while workers live
+constexpr std::chrono::milliseconds kErrorPatience{2000};  // once they have ended
 
 /// Whether it ended in a way that neither another's end nor another's error causes. SIGABRT may be caused so.
 bool crashed(const std::optional<ExitStatus>& status) {
@@ -121,9 +122,9 @@ ErrorFileContent read_if_any(const std::filesystem::path& path) {
   return path.empty() ? ErrorFileContent() : read_error_file(path);
 }
 
-/// What is found in each file; `late` for all if the disk takes longer.
+/// What is found in each file; `late` for all if the disk takes longer, or a signal ends the job meanwhile.
 template <typename Found>
-asio::awaitable<std::vector<Found>> look(std::vector<std::filesystem::path> files, bool aside,
+asio::awaitable<std::vector<Found>> look(const Job& job, std::vector<std::filesystem::path> files, bool aside,
                                          std::chrono::milliseconds patience,
                                          Found (*find)(const std::filesystem::path&), Found late) {
   const auto found = std::make_shared<std::vector<Found>>(files.size());
@@ -134,28 +135,49 @@ asio::awaitable<std::vector<Found>> look(std::vector<std::filesystem::path> file
     work();
     co_return *found;
   }
-  const AsideEnd end = co_await run_aside(work, LoopClock::now() + patience);
+  const auto give_up = gives_up(job);
+  const AsideEnd end = co_await run_aside(work, LoopClock::now() + patience, &give_up);
   co_return end == AsideEnd::kDone ? *found : std::vector<Found>(files.size(), late);
 }
 
 /// Reads error files, "" where there is none: aside if they may be on a disk that stalls, and waits for it
 /// for that long.
 asio::awaitable<std::vector<ErrorFileContent>> read_error_files(
-    std::vector<std::filesystem::path> error_files, bool aside, std::chrono::milliseconds patience) {
+    const Job& job, std::vector<std::filesystem::path> error_files, bool aside,
+    std::chrono::milliseconds patience) {
   const ErrorFileContent late{std::nullopt, "cannot be read: the disk does not answer"};
-  co_return co_await look(std::move(error_files), aside, patience, read_if_any, late);
+  co_return co_await look(job, std::move(error_files), aside, patience, read_if_any, late);
 }
 
 /// nullopt: the worker has written none. Waits half a second for a file system that does not answer, then
 /// sees no file at all.
 asio::awaitable<std::vector<std::optional<ErrorSeen>>> errors_seen(
-    std::vector<std::filesystem::path> error_files, bool aside) {
-  constexpr std::chrono::milliseconds kPatience{500};
+    const Job& job, std::vector<std::filesystem::path> error_files, bool aside) {
   const std::optional<ErrorSeen> late;
-  co_return co_await look(std::move(error_files), aside, kPatience, error_seen, late);
+  co_return co_await look(job, std::move(error_files), aside, kPatience, error_seen, late);
+}
+
+/// To the launcher above, if there is one.
+asio::awaitable<void> pass_on(const Job& job, const FailureReport& report) {
+  const auto file = process_env("TORCHELASTIC_ERROR_FILE").value_or("");
+  if (file.empty()) co_return;
+  const auto problem = std::make_shared<std::string>();
+  const std::function<void()> write = [problem, report, file] {
+    *problem = pass_error_to_parent(report, file);
+  };
+  const auto give_up = gives_up(job);
+  const AsideEnd end = co_await run_aside(write, LoopClock::now() + kErrorPatience, &give_up);
+  if (end != AsideEnd::kDone)
+    log_warning("TORCHELASTIC_ERROR_FILE: the disk does not answer, so the error is not passed on");
+  else if (!problem->empty())
+    log_warning("TORCHELASTIC_ERROR_FILE: " + *problem);
 }
 
 }  // namespace
+
+std::function<bool()> gives_up(const Job& job) {
+  return [&events = job.events] { return events.end_requested(); };
+}
 
 std::string describe_end(const Attempt& attempt) {
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
@@ -179,7 +201,8 @@ std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom) {
   return describe_end(attempt) + (memory.empty() ? "" : ", " + memory);
 }
 
-void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
+asio::awaitable<void> report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom,
+                                     JobRecord& record) {
   check_invariant(attempt.workers.size() <= attempt.specs.size() &&
                       attempt.workers.size() <= attempt.errors.size() &&
                       attempt.workers.size() <= attempt.logs.size(),
@@ -195,7 +218,7 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     root_cause_rank = report.root_cause.rank;
     job.outputs.console().err()->write(&attempt, "", describe(report));  // not to be dropped, as a line may
     job.outputs.console().err()->forget(&attempt);
-    pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
+    co_await pass_on(job, report);
   }
   for (const LostWorker& lost : attempt.lost)
     workers.push_back(record_of(job, lost.spec, lost.worker, lost.logs, lost.error));
@@ -206,7 +229,7 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
   record.max_restarts = attempt.round.max_restarts;
   if (const auto* failed = std::get_if<StartFailed>(&attempt.outcome))
     throw LaunchError(failed->exit_code, failed->message);
-  if (attempt.left.empty()) return;
+  if (attempt.left.empty()) co_return;
   std::string pids;
   for (const pid_t pid : attempt.left) pids += " " + std::to_string(pid);
   throw LaunchError(LaunchError::kOwnFailure, "SIGKILL did not end processes:" + pids);
@@ -221,7 +244,7 @@ asio::awaitable<void> find_first_failure(const Job& job, WorkerGroup& group, Att
   for (const Worker& worker : group.workers())
     files.push_back(worker.succeeded() ? "" : attempt.specs[files.size()].error_file);
   const bool aside = may_stall(job);
-  auto seen = co_await errors_seen(files, aside);
+  auto seen = co_await errors_seen(job, files, aside);
   attempt.errors.assign(seen.size(), {});
   for (std::size_t i = 0; i < seen.size(); ++i)
     if (seen[i]) attempt.errors[i] = seen[i]->content;
@@ -251,7 +274,9 @@ asio::awaitable<void> read_errors(const Job& job, const std::vector<Worker>& wor
   for (const LostWorker& lost : attempt.lost) files.push_back(file_of(lost.spec, lost.worker));
   if (std::ranges::all_of(files, &std::filesystem::path::empty)) files.clear();
   const bool aside = may_stall(job) && !files.empty();
-  auto errors = co_await read_error_files(files, aside, kErrorPatience);
+  const bool lives = std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
+  const auto patience = lives ? kPatience : kErrorPatience;
+  auto errors = co_await read_error_files(job, files, aside, patience);
   errors.resize(workers.size() + attempt.lost.size());
   for (std::size_t i = 0; i < attempt.lost.size(); ++i)
     attempt.lost[i].error = std::move(errors[workers.size() + i]);

@@ -347,7 +347,7 @@ class NodeSupervisor : public Supervisor {
     if (!record_.attempts.empty()) count_restart();
     std::optional<HeldPort> port = std::exchange(port_, std::nullopt);  // named: GCC 12
     const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(port));
-    report_attempt(job_, attempt, oom_, record_);
+    co_await report_attempt(job_, attempt, oom_, record_);
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);

@@ -93,7 +93,7 @@ class SingleNode : public Supervisor {
       std::optional<HeldPort> held = std::move(port);  // named: GCC 12
       const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(held));
       number = attempt.round.number;
-      report_attempt(job_, attempt, oom_, record_);
+      co_await report_attempt(job_, attempt, oom_, record_);
       const Decision decision =
           decide(restarts, attempt.outcome, restarts_used_, attempt.end - attempt.round_start);
       if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))

@@ -239,19 +239,18 @@ WorkerError error_for_parent(const FailureReport& report) {
   return error;
 }
 
-void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file) {
-  if (!error_file || error_file->empty()) return;
+std::string pass_error_to_parent(const FailureReport& report, const std::string& error_file) {
   std::error_code unknown;
-  const auto folder = std::filesystem::absolute(*error_file, unknown).parent_path();
-  if (unknown)
-    return log_warning("TORCHELASTIC_ERROR_FILE: the current folder is gone, so the error is not passed on");
+  const auto folder = std::filesystem::absolute(error_file, unknown).parent_path();
+  if (unknown) return "the current folder is gone, so the error is not passed on";
   if (!std::filesystem::exists(folder, unknown) && !unknown)
-    return log_warning("TORCHELASTIC_ERROR_FILE: there is no folder " + printable(folder.string()) +
-                       ", so the error is not passed on; is the variable left over from another job?");
+    return "there is no folder " + printable(folder.string()) +
+           ", so the error is not passed on; is the variable left over from another job?";
   try {
-    write_error_file(*error_file, error_for_parent(report));
+    write_error_file(error_file, error_for_parent(report));
+    return "";
   } catch (const std::exception& error) {
-    log_warning(std::string("cannot pass the error on to the launcher above: ") + error.what());
+    return std::string("cannot pass the error on to the launcher above: ") + error.what();
   }
 }
 

@@ -73,8 +73,7 @@ std::string core_place(pid_t pid);
 /// wrote none, with its exit code, or minus its signal, as errorCode.
 WorkerError error_for_parent(const FailureReport& report);
 
-/// Writes it to ddprun's own TORCHELASTIC_ERROR_FILE, given here, unless that is unset or empty. Failure to
-/// write is a warning.
-void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file);
+/// Writes it to ddprun's own TORCHELASTIC_ERROR_FILE, given here. returns why not; empty: it did
+std::string pass_error_to_parent(const FailureReport& report, const std::string& error_file);
 
 }  // namespace ddprun::launcher

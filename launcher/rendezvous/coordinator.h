@@ -152,6 +152,8 @@ class Coordinator {
   bool has_majority() const;
   bool in_minority() const;
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
+  /// How many nodes can have another coordinator: those of an elastic job may wait there for more.
+  std::size_t others_needed() const { return elastic() ? 1 : static_cast<std::size_t>(settings_.min_nodes); }
   std::size_t max_nodes() const { return static_cast<std::size_t>(settings_.max_nodes); }
   void send(NodeId id, CoordinatorMessage message) { messages_.emplace_back(id, std::move(message)); }
   /// The node is not, or no longer, part of the job.
@@ -188,7 +190,7 @@ class Coordinator {
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
   std::optional<Time> hands_over_at_;
-  End without_others_;                  ///< then, if fewer than min_nodes are left
+  End without_others_;                  ///< then, if too few are left
   std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};  ///< before all workers restart
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;

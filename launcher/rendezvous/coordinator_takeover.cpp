@@ -76,8 +76,8 @@ bool Coordinator::hand_over(const std::string& id, int exit_code, const std::str
   const auto own = by_id_.find(id);
   const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
   const std::size_t others = nodes_.size() - (own == by_id_.end() ? 0 : 1);
-  if (!settings_.has_successors || needed || others < static_cast<std::size_t>(settings_.min_nodes) ||
-      ended_ || resigned_ || hands_over_at_ || (!has_started() && former_.number < 0))
+  if (!settings_.has_successors || needed || others < others_needed() || ended_ || resigned_ ||
+      hands_over_at_ || (!has_started() && former_.number < 0))
     return false;
   hands_over_at_ = now + std::min<Clock::duration>(settings_.node_timeout / kBeatsPerTimeout, kMoreLeave);
   without_others_ = {exit_code, reason};
@@ -89,8 +89,7 @@ bool Coordinator::hand_over(const std::string& id, int exit_code, const std::str
 
 /// Nodes that are told to stop look for the next endpoint's coordinator, as after a loss.
 void Coordinator::finish_handover(Time now) {
-  if (nodes_.size() < static_cast<std::size_t>(settings_.min_nodes))
-    return end(without_others_.exit_code, without_others_.reason);
+  if (nodes_.size() < others_needed()) return end(without_others_.exit_code, without_others_.reason);
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
   const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};

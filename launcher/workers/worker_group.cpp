@@ -174,7 +174,9 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
   const auto deadline = JobEvents::Clock::now() + grace;
-  if (co_await groups_gone(deadline - grace / 2, /*can_hurry=*/true)) co_return std::vector<pid_t>();
+  constexpr std::chrono::milliseconds kForTheRest{5000};
+  if (co_await groups_gone(deadline - std::min(grace / 2, kForTheRest), /*can_hurry=*/true))
+    co_return std::vector<pid_t>();
   if (user_signals_.size() < 2) {
     ask_all_the_rest();
     if (co_await groups_gone(deadline, /*can_hurry=*/true)) co_return std::vector<pid_t>();

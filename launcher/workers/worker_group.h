@@ -86,9 +86,9 @@ class WorkerGroup {
   boost::asio::awaitable<std::optional<AttemptEnd>> wait(std::optional<JobEvents::Clock::time_point> deadline,
                                                          const FindHung& find_hung, Peers& peers);
 
-  /// Signals every worker, and the rest of its group once its program has ended or half of the grace period
-  /// has passed (SIGTERM if that ignores the signal then); sends SIGKILL after it or the user's second
-  /// signal. returns what even that did not end
+  /// Signals every worker, and the rest of its group once its program has ended, or five seconds before the
+  /// grace period ends, half of it at most (SIGTERM if that ignores the signal then); sends SIGKILL after it
+  /// or the user's second signal. returns what even that did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
   void on_window_change(std::function<void()> callback) { on_window_change_ = std::move(callback); }

@@ -73,6 +73,17 @@ TEST_CASE("a program whose wrapper keeps the signal to itself gets it after half
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("the processes that load data are left until five seconds before the grace period ends",
+          "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", "--shutdown-timeout=12"},
+                   {"loader", "ready", "await", "expect-no-signal", "6500", "load", "exit", "0"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("loaded", ddprun.out()) == 2);  // after more than half of it
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("a program that Python's subprocess.run() waits for has its time after Ctrl-C", "[launcher]") {
   const std::string wrapper = GENERATE("", "sh -c '\"$@\"; exit' sh ");  // as `conda run` has
   CAPTURE(wrapper);

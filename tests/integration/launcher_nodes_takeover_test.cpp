@@ -55,6 +55,29 @@ TEST_CASE("an elastic job goes on when the coordinator's node and another one ar
   CHECK(count_of("lost the coordinator", nodes.node(1).err()) == 0);
 }
 
+TEST_CASE("after a signal to the coordinator's node an elastic job waits for the nodes that it needs",
+          "[nodes]") {
+  NodeJob nodes;
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  const auto add = [&](const std::string& is_host) {
+    nodes.add(job({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=2:3", "--last-call=0",
+                   "--rdzv-conf=is_host=" + is_host},
+                  {"meet", "wait-for-file", done}));
+  };
+  add("1");
+  add("0");
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output(" of 2, round 0"));
+  nodes.node(0).send_signal(SIGTERM);
+  CHECK(nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
+  add("0");
+  REQUIRE(nodes.node(1).wait_for_output(" of 2, round 0", 2));
+  write_file_atomic(done, "");
+  CHECK(nodes.wait() ==
+        std::vector{ExitStatus::killed(SIGTERM), ExitStatus::exited(0), ExitStatus::exited(0)});
+}
+
 TEST_CASE("a signal to the coordinator's node ends a job of fixed size, whatever endpoints it has",
           "[nodes]") {
   NodeJob nodes;

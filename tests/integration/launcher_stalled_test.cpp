@@ -214,6 +214,40 @@ TEST_CASE("an error file on a disk that stalls holds up neither the report nor t
   check_nothing_left(ddprun);
 }
 
+TEST_CASE(
+    "the error file of the launcher above, on a disk that stalls, holds up neither a signal nor the end",
+    "[stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  const bool by_signal = GENERATE(true, false);
+  Command command = script(
+      {"--nproc-per-node=2", "--max-restarts=1"},
+      "[ $RANK = 1 ] && exec sleep 600; echo ready; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || until [ -e " +
+          (folder.path() / "go").string() + " ]; do sleep 0.05; done; exit 3");
+  const auto file = folder.path() / "error.json";
+  command.env["TORCHELASTIC_ERROR_FILE"] = file;
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready"));
+  Child strace({{"strace", "-f", "-o", "/dev/null", "-p", std::to_string(ddprun.pid()), "-P", folder.path(),
+                 "-P", file, "-e", "trace=%file", "-e", "inject=%file:delay_enter=60000000"}});
+  if (!wait_until([&] { return count_of("attached", strace.err()) > 0 || strace.processes().empty(); }) ||
+      strace.processes().empty())
+    skip("strace may not attach to a process");
+  write_file_atomic(folder.path() / "go", "");
+  REQUIRE(wait_until([&] { return count_of("Root Cause", ddprun.err()) == 1; }));
+  if (by_signal)
+    ddprun.send_signal(SIGTERM);
+  else
+    CHECK(ddprun.wait_for_output("ready", 2));
+  CHECK(wait_until([&] { return count_of("the disk does not answer, so the error", ddprun.err()) > 0; },
+                   std::chrono::seconds(1)));
+  strace.send_signal(SIGKILL);  // it holds the thread that writes
+  strace.wait();
+  CHECK(ddprun.wait() == (by_signal ? ExitStatus::killed(SIGTERM) : ExitStatus::exited(3)));
+  CHECK(count_of("ready", ddprun.out()) == (by_signal ? 1 : 2));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("a disk that stalls while stacks are written holds up neither a signal nor the end", "[stalled]") {
   const TempDir folder;
   if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");

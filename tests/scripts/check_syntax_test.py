@@ -48,6 +48,9 @@ class CheckSyntax(unittest.TestCase):
             ("a.cpp", "bool both(bool a) {\n  co_return a || f(1, co_await g());\n}\n"),
             ("a.h", "  first();\n  const int x = a ? co_await b() : 0;\n"),
             ("a.h", "  first();\n  const int x = a ? 0 : co_await b();\n"),
+            ("a.h", "  first();\n  const int x = a ? Foo{1} : co_await b();\n"),
+            ("a.h", "  first();\n  const bool x = a and co_await b();\n"),
+            ("a.h", "  first();\n  return a && Foo{co_await b()};\n"),
         ]:
             status, output = self.check_files({name: text})
             self.assertEqual(status, 1, f"{name}: {output}")
@@ -59,6 +62,8 @@ class CheckSyntax(unittest.TestCase):
 auto&& x = co_await f(a && b, c ? d : e);  // a && co_await b
 if (co_await g() && !a) h("x && ", '?');
 if (a && b) co_return co_await g(a || b, [&]() { return c; });
+if (a && b) { co_await g(); } else { co_await h(); }
+a && spawn([&]() -> awaitable<void> { co_await g(); });
 for (auto y : co_await z()) {}
 """
         self.assertEqual(self.check_files({"a.cpp": text}), (0, "1 files, 0 faults\n"))

@@ -198,16 +198,19 @@ TEST_CASE("help and version need no program and no other flag to be right", "[op
   CHECK(parse_all({"--nproc-per-node=foo", "--help"}).help);
 }
 
-TEST_CASE("only the command line asks for the help or the version", "[options]") {
+TEST_CASE("only the command line asks for the help, the version or a dry run", "[options]") {
   // Container files often have a variable for the version of a program.
   for (const char* value : {"1", "0.1.0"}) {
     const auto environment = [&](const std::string& name) -> std::optional<std::string> {
-      if (name == "DDPRUN_VERSION" || name == "DDPRUN_HELP" || name == "PET_VERSION") return value;
+      if (name == "DDPRUN_VERSION" || name == "DDPRUN_HELP" || name == "PET_VERSION" ||
+          name == "DDPRUN_DRY_RUN")
+        return value;
       return {};
     };
     const Options options = parse_options({"a.py"}, environment);
     CHECK_FALSE(options.help);
     CHECK_FALSE(options.version);
+    CHECK_FALSE(options.dry_run);
     CHECK(parse_options({"--version"}, environment).version);
   }
   CHECK(unknown_variables({"DDPRUN_VERSION=0.1.0", "DDPRUN_HELP=1"}).empty());
