@@ -227,7 +227,7 @@ class Job:
                     continue
                 got = min([when for when in words.get(word, []) if when >= at], default=float("inf"))
                 ended = min([*words.get("end", []), *words.get("TERM", [])], default=float("inf"))
-                if words["start"][0] < at and at < ended and (got < float("inf") or ended > at + limit + took):
+                if words.get("start", [at])[0] < at < ended and (got < float("inf") or ended > at + limit + took):
                     row = {"USR1": "SIGUSR1", "TERM": "SIGTERM"}[word] + ("" if other == host else ", other nodes' workers")
                     found.append((row, (got - at) / 1e9, took / 1e9))
         return found
