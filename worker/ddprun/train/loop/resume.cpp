@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -52,6 +53,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
   if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
   names.insert(names.end(), options.more_files.begin(), options.more_files.end());
+  if (options.profile) names.insert(names.end(), std::begin(kProfileFiles), std::end(kProfileFiles));
   if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
     names.emplace_back("report.html");
     if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
@@ -63,28 +65,43 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   if (!other.empty())
     throw UsageError("--out: " + options.out.string() + " holds a run already (" +
                      other.lexically_relative(options.out).string() + "); expected another folder" +
-                     (resumed == nullptr ? ", --resume" : "") + " or --overwrite");
-  folder->begin(names);
+                     (options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
+  folder->begin(names, options.overwrite);
   return folder;
 }
 
 /// Empty if there is something left to train.
-std::string why_ended(const Run& run, const TrainingState& state) {
+std::string why_ended(const Run& run, const std::string& stop_reason, std::int64_t epoch, std::int64_t step) {
   const auto& options = run.options;
-  if (const auto reason = before_resume(state, run).stop_reason) return *reason;
-  if (state.position.epoch >= options.epochs)
-    return "--epochs=" + std::to_string(options.epochs) + " are done";
-  if (options.max_steps > 0 && state.step >= options.max_steps)
+  if (!stop_reason.empty()) return stop_reason;
+  if (epoch >= options.epochs) return "--epochs=" + std::to_string(options.epochs) + " are done";
+  if (options.max_steps > 0 && step >= options.max_steps)
     return "--max-steps=" + std::to_string(options.max_steps) + " are done";
   return "";
 }
 
-/// Otherwise it was killed before, or the checkpoint is another run's.
-bool has_summary(const Run& run, const Resumed& resumed) {
-  if (!continues_in(run.options.out, resumed)) return false;
+struct Summary {
+  std::int64_t epochs = 0, steps = -1;
+  std::string stopped;
+};
+
+/// Without steps if there is none: the run was killed before its end.
+Summary read_summary(const Run& run) try {
   std::ifstream file(run.options.out / "summary.json");
-  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() && summary.contains("steps") && summary["steps"] == resumed.state.step;
+  const auto json = nlohmann::json::parse(file);
+  return {json.at("epochs"), json.at("steps"), json.value("stopped", "")};
+} catch (const nlohmann::json::exception&) {
+  return {};
+}
+
+/// Every rank calls it. why: on rank 0; empty: it has not ended
+bool say_if_ended(const Run& run, const std::string& why, std::int64_t step) {
+  if (!ddp::any_rank_true(run.group, !why.empty())) return false;
+  if (run.on_rank_0())
+    log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +
+             std::to_string(step) + ": " + why +
+             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
+  return true;
 }
 
 }  // namespace
@@ -158,14 +175,21 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
 
 bool has_ended(const Run& run, const Resumed& resumed) {
   if (resumed.path.empty()) return false;
-  const auto why = why_ended(run, resumed.state);
-  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed);
-  if (!ddp::any_rank_true(run.group, here)) return false;
-  if (run.on_rank_0())
-    log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +
-             std::to_string(resumed.state.step) + ": " + why +
-             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
-  return true;
+  const auto& state = resumed.state;
+  const auto reason = before_resume(state, run).stop_reason.value_or("");
+  auto why = why_ended(run, reason, state.position.epoch, state.step);
+  if (!run.on_rank_0() || !continues_in(run.options.out, resumed) || read_summary(run).steps != state.step)
+    why.clear();
+  return say_if_ended(run, why, state.step);
+}
+
+bool has_ended(const Run& run) {
+  if (run.options.checkpoint.resume != "auto") return false;
+  Summary summary;
+  if (run.on_rank_0() && RunFolder(run.options.out).ended_within() == limits_of(run))
+    summary = read_summary(run);
+  const auto why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
+  return say_if_ended(run, summary.steps < 0 ? "" : why, summary.steps);
 }
 
 }  // namespace ddprun::train

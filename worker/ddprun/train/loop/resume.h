@@ -35,4 +35,8 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed);
 /// rank 0 says why it has. Every rank calls it and gets the same.
 bool has_ended(const Run& run, const Resumed& resumed);
 
+/// The same of a run without last.pt, whose best checkpoint, if there is one, is of an earlier step: with
+/// --resume auto, before find_resumed().
+bool has_ended(const Run& run);
+
 }  // namespace ddprun::train

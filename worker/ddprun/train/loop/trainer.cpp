@@ -444,6 +444,8 @@ class Trainer {
     summary.ddp = model_.statistics();
     summary.seconds = so_far().seconds;
     log_.finish(summary);
+    if (run_.folder != nullptr && !run_.options.checkpoint.save_last)
+      run_.folder->end_within(limits_of(run_));
     status_.report("done", at_);
   }
 
@@ -485,9 +487,13 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
-  auto resumed = options.memory != nullptr && options.memory->state
-                     ? std::optional(Resumed{{}, *options.memory->state})
-                     : find_resumed({task, options, group});
+  std::optional<Resumed> resumed;
+  if (options.memory != nullptr && options.memory->state) {
+    resumed = Resumed{{}, *options.memory->state};
+  } else {
+    if (has_ended({task, options, group})) return Ending::kComplete;
+    resumed = find_resumed({task, options, group});
+  }
   TrainerOptions in_force = options;
   if (options.on_resume && !options.checkpoint.resume.empty())
     options.on_resume(in_force, resumed ? resumed->state.config_json : "");
