@@ -393,6 +393,7 @@ void RunFolder::remove_unused_shards() try {
     std::erase(unused, checkpoints() / state.shards);
   }
   for (const auto& shards : unused) remove_shards(shards);
+  if (!unused.empty()) sync_folder(checkpoints());  // before they are no longer listed
   const std::lock_guard lock(mutex_);
   gone_shards_.insert(unused.begin(), unused.end());
 } catch (const std::exception& error) {

@@ -391,9 +391,8 @@ std::vector<fs::path> shard_folders(const fs::path& folder) {
 void remove_shards(const fs::path& folder) {
   static const std::regex kOurs(R"(rank-\d+|\.rank-\d+\.tmp\.\d+)");
   std::error_code error;
-  const std::vector<fs::path> files(fs::directory_iterator(folder, error), fs::directory_iterator());
-  for (const auto& file : files)
-    if (std::regex_match(file.filename().string(), kOurs) && !fs::remove(file, error) && error)
+  for (const auto& file : fs::directory_iterator(folder, error))
+    if (std::regex_match(file.path().filename().string(), kOurs) && !fs::remove(file, error) && error)
       throw IoError(file, "cannot delete what no checkpoint uses", error.value());
   fs::remove(folder, error);
 }
