@@ -66,6 +66,11 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
     throw UsageError("--out: " + options.out.string() + " holds a run already (" +
                      other.lexically_relative(options.out).string() + "); expected another folder" +
                      (options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
+  if (resumed == nullptr && options.checkpoint.resume == "auto")
+    log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
+             (folder->replaced().empty() ? ""
+                                         : "; until this run has one, the run that it replaces is in " +
+                                               folder->replaced().string()));
   folder->begin(names, options.overwrite);
   return folder;
 }
@@ -94,16 +99,6 @@ Summary read_summary(const Run& run) try {
   return {};
 }
 
-/// Every rank calls it. why: on rank 0; empty: it has not ended
-bool say_if_ended(const Run& run, const std::string& why, std::int64_t step) {
-  if (!ddp::any_rank_true(run.group, !why.empty())) return false;
-  if (run.on_rank_0())
-    log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +
-             std::to_string(step) + ": " + why +
-             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
-  return true;
-}
-
 }  // namespace
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {
@@ -129,13 +124,6 @@ std::optional<Resumed> find_resumed(const Run& run) {
     auto found = find_resume(run.options.out, verify);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state), found.skipped.empty()};
-    if (found.path.empty()) {
-      const auto replaced = RunFolder(run.options.out).replaced();
-      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch" +
-               (replaced.empty()
-                    ? ""
-                    : "; until this run has one, the run that it replaces is in " + replaced.string()));
-    }
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
     resumed.is_newest =
@@ -173,23 +161,28 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
   return folder;
 }
 
-bool has_ended(const Run& run, const Resumed& resumed) {
-  if (resumed.path.empty()) return false;
-  const auto& state = resumed.state;
-  const auto reason = before_resume(state, run).stop_reason.value_or("");
-  auto why = why_ended(run, reason, state.position.epoch, state.step);
-  if (!run.on_rank_0() || !continues_in(run.options.out, resumed) || read_summary(run).steps != state.step)
-    why.clear();
-  return say_if_ended(run, why, state.step);
-}
-
-bool has_ended(const Run& run) {
-  if (run.options.checkpoint.resume != "auto") return false;
+bool has_ended(const Run& run, const Resumed* resumed) {
+  const auto& options = run.options;
+  const bool finds = options.checkpoint.resume == "auto";
+  if (resumed == nullptr ? !finds : resumed->path.empty()) return false;
+  std::string why;
   Summary summary;
-  if (run.on_rank_0() && RunFolder(run.options.out).ended_within() == limits_of(run))
+  if (run.on_rank_0()) {
     summary = read_summary(run);
-  const auto why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
-  return say_if_ended(run, summary.steps < 0 ? "" : why, summary.steps);
+    if (resumed != nullptr && continues_in(options.out, *resumed) && summary.steps == resumed->state.step)
+      why = why_ended(run, before_resume(resumed->state, run).stop_reason.value_or(""),
+                      resumed->state.position.epoch, summary.steps);
+    // Without last.pt the newest checkpoint is of an earlier step, or there is none.
+    if (why.empty() && finds && summary.steps >= 0 && (resumed == nullptr || resumed->is_newest) &&
+        RunFolder(options.out).ended_within() == limits_of(run))
+      why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
+  }
+  if (!ddp::any_rank_true(run.group, !why.empty())) return false;
+  if (run.on_rank_0())
+    log_info("--resume: the run in " + options.out.string() + " has ended, at step " +
+             std::to_string(summary.steps) + ": " + why +
+             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
+  return true;
 }
 
 }  // namespace ddprun::train

@@ -487,20 +487,16 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
-  std::optional<Resumed> resumed;
-  if (options.memory != nullptr && options.memory->state) {
-    resumed = Resumed{{}, *options.memory->state};
-  } else {
-    if (has_ended({task, options, group})) return Ending::kComplete;
-    resumed = find_resumed({task, options, group});
-  }
+  auto resumed = options.memory != nullptr && options.memory->state
+                     ? std::optional(Resumed{{}, *options.memory->state})
+                     : find_resumed({task, options, group});
   TrainerOptions in_force = options;
   if (options.on_resume && !options.checkpoint.resume.empty())
     options.on_resume(in_force, resumed ? resumed->state.config_json : "");
   Run run{task, in_force, group};
   check_length(run);
   warn_of_test_set(run);
-  if (resumed && has_ended(run, *resumed)) return Ending::kComplete;
+  if (has_ended(run, resumed ? &*resumed : nullptr)) return Ending::kComplete;
   const auto folder = begin_folder(run, resumed ? &*resumed : nullptr);
   return Trainer(run, std::move(resumed)).run();
 }
