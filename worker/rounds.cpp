@@ -27,15 +27,20 @@ namespace ddprun::worker {
 namespace {
 
 /// Modes that only inspect the task: --summary, --estimate, --eval. False if the task is to be trained.
-bool run_instead_of_training(const Config& config, const train::Task& task, const ddp::ProcessGroup& group) {
+bool run_instead_of_training(const Config& config, const train::Task& task, const ddp::ProcessGroup& group,
+                             InMemory& in_memory) {
   std::string text;
   if (config.summary)
     text = train::to_text(train::summarize(task));
   else if (config.estimate)
     text = train::estimate(task, config.train, group);
-  else if (!config.model.eval.empty())
+  else if (!config.model.eval.empty()) {
+    // Two that change its list at a time would each lose what the other one has listed.
+    const auto& out = config.train.out;
+    if (group.rank() == 0 && std::filesystem::is_directory(out) && !std::exchange(in_memory.has_folder, true))
+      lock_run_folder(out);
     train::evaluate_only(task, config.train, group, config.model.eval);
-  else
+  } else
     return false;
   if (group.rank() == 0) write_stdout(text);
   return true;
@@ -145,7 +150,7 @@ train::Ending run_task(Config& config, const ddp::ProcessGroup& group, InMemory&
   train::Task& task = *memory.task.task;
   memory.task.used = true;
   train::check_options(task, config.train);
-  if (run_instead_of_training(config, task, group)) return train::Ending::kComplete;
+  if (run_instead_of_training(config, task, group, memory)) return train::Ending::kComplete;
   prepare_run(config, group, memory);
   torch::manual_seed(train::rank_seed(config.train.seed, group.rank()));  // dropout differs between ranks
   if (config.find_lr) train::find_lr(task, config.train, group);

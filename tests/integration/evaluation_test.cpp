@@ -128,3 +128,20 @@ TEST_CASE("an evaluation refuses flags of a training's start, and files that do 
   CHECK_THAT(bad.err(), ContainsSubstring("a.pt: "));
   CHECK_FALSE(fs::exists(dir.path() / "run"));
 }
+
+TEST_CASE("an evaluation replaces its own result, and nobody else's", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "out", result = out / "evaluation.json";
+  const auto last = dir.path() / "run/checkpoints/last.pt";
+  train("linear", 0, dir.path() / "run", {"--epochs=1"});
+  fs::create_directory(out);
+  write_file_atomic(result, "mine");
+  Child refused(training("linear", 0, out, {"--eval=" + last.string()}));
+  CHECK(refused.wait(kTraining) == ExitStatus::exited(1));
+  CHECK_THAT(refused.err(), ContainsSubstring(result.string() + ": is not listed in run.json as ours"));
+  CHECK(read_file(result) == "mine");
+  fs::remove(result);
+  for (int times = 0; times < 2; ++times) evaluation("linear", 0, out, last, {});
+  train("linear", 0, out, {"--epochs=1"});  // the folder is no run's
+  evaluation("linear", 0, out, out / "checkpoints/last.pt", {});
+}

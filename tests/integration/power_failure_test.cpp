@@ -116,6 +116,11 @@ Found look_at(const fs::path& disk, bool overwrites) {
   if (const auto again = train::find_resume(out);
       again.path != point.path || again.state.step != point.state.step)
     found.problem = "what is left behind takes the state away that it continues from";
+  const auto states = train::state_files(folder);
+  for (const auto& shards : train::shard_folders(out / "checkpoints"))
+    if (std::ranges::none_of(states, [&](const auto& state) { return state.shards == shards.filename(); }) &&
+        folder.branch_of(shards) == 0)
+      found.problem = "leaves shards that are nobody's";
   for (const auto& entry : fs::recursive_directory_iterator(out))
     if (entry.path().filename().string().find(".tmp.") != std::string::npos)
       found.problem = "leaves half-written files";

@@ -114,11 +114,9 @@ TEST_CASE("a run that cannot be read is refused by --resume auto, and nothing is
 TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path();
-  const Files mine = {{"best/notes.txt", "mine"},
-                      {"figures/loss.svg", "mine"},
-                      {"figures/holiday.png", "mine"},
-                      {"report.html", "mine"},
-                      {"events.out.tfevents.1.other", "mine"}};
+  const Files mine = {{"best/notes.txt", "mine"},      {"figures/loss.svg", "mine"},
+                      {"figures/holiday.png", "mine"}, {"report.html", "mine"},
+                      {"evaluation.json", "mine"},     {"events.out.tfevents.1.other", "mine"}};
   for (const auto& [name, text] : mine) write(out / name, text);
   const auto ended = end_of(linear(out, {}));
   CAPTURE(ended.err);
@@ -129,13 +127,22 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
     CAPTURE(name);
     CHECK(after.at(name) == text);
   }
-  SECTION("a configuration of another program is not replaced") {
+  SECTION("a configuration, or a profile, of another program is not replaced") {
+    const std::string name = GENERATE("config.toml", "profile/operators.txt", "profile/trace.json");
     const auto other = dir.path() / "other";
-    write(other / "config.toml", "mine");
-    const auto refused = end_of(linear(other, {}));
+    write(other / name, "mine");
+    const auto refused = end_of(linear(other, {"--profile"}));
     CHECK(refused.status == ExitStatus::exited(2));
-    CHECK_THAT(refused.err, ContainsSubstring("holds a run already (config.toml)"));
-    CHECK(read_file(other / "config.toml") == "mine");
+    CHECK_THAT(refused.err, ContainsSubstring("holds a run already (" + name + ")"));
+    CHECK(files_in(other) == Files{{name, "mine"}});
+  }
+  SECTION("nor a profile by a run that goes on") {
+    require_success(linear(out, {"--epochs=1", "--overwrite"}));
+    write(out / "profile/trace.json", "mine");
+    const auto refused = end_of(linear(out, {"--epochs=2", "--resume=auto", "--profile"}));
+    CHECK(refused.status == ExitStatus::exited(1));
+    CHECK_THAT(refused.err, ContainsSubstring("trace.json: was not written by this run"));
+    CHECK(read_file(out / "profile/trace.json") == "mine");
   }
 }
 
@@ -163,6 +170,88 @@ TEST_CASE("a run that is overwritten is set aside until the new one has a checkp
   CHECK(list == nlohmann::json::parse(before.at("run.json")));
   require_success(linear(out, {"--overwrite", "--epochs=1"}));
   CHECK_FALSE(fs::exists(replaced));
+}
+
+TEST_CASE("a run that keeps no last.pt has ended all the same", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  auto flags = GENERATE(std::vector<std::string>{"--lr=3", "--epochs=50", "--patience=2", "--save-top-k=1"},
+                        std::vector<std::string>{"--epochs=100000", "--max-time=0.5", "--save-top-k=1"},
+                        std::vector<std::string>{"--epochs=2", "--save-top-k=0"});
+  const int ranks = flags.size() == 2 ? 2 : 0;
+  flags.insert(flags.end(), {"--val-split=0.25", "--no-save-last", "--no-report", "--resume=auto"});
+  require_success(linear(out, flags, ranks));
+  const auto before = files_in(out);
+  const auto steps = std::to_string(read_summary(out)["steps"].get<std::int64_t>());
+  const auto again = end_of(linear(out, flags, ranks));
+  CAPTURE(again.out, again.err);
+  CHECK(again.status == ExitStatus::exited(0));
+  CHECK_THAT(again.err, ContainsSubstring("has ended, at step " + steps + ": "));
+  CHECK(files_in(out) == before);
+  flags.emplace_back("--max-steps=5");  // other limits
+  CHECK_THAT(end_of(linear(out, flags)).err, !ContainsSubstring("has ended"));
+}
+
+TEST_CASE("a finished run without checkpoints is not replaced by --resume auto", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const auto toy = [&](const std::string& epochs, const std::vector<std::string>& more) {
+    auto command = training("toy", 0, out, {epochs, "1", "--no-report"});
+    command.argv.insert(command.argv.end(), more.begin(), more.end());
+    require_success(command);
+  };
+  toy("3", {"--no-save-last"});
+  const auto weights = read_file(out / "checkpoint.pt");
+  toy("1", {"--resume=auto", "--lr=0.5"});
+  CHECK(read_file(out / "replaced-earlier/checkpoint.pt") == weights);
+  CHECK(fs::exists(out / "checkpoints/last.pt"));
+}
+
+TEST_CASE("what somebody put beside a sharded run's checkpoints stays", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", checkpoints = out / "checkpoints";
+  require_success(linear(out, {"--epochs=1", "--fsdp", "--save-top-k=0"}, 2));
+  fs::path shards;
+  for (const auto& entry : fs::directory_iterator(checkpoints))
+    if (entry.is_directory()) shards = entry.path();
+  const auto backup = checkpoints / ("backup-" + shards.filename().string());
+  fs::copy(shards, backup);
+  write(shards / "notes.txt", "mine");
+  const auto part = read_file(shards / "rank-0");
+  fs::copy_file(checkpoints / "last.pt", checkpoints / "good.pt");
+  SECTION("as the run goes on") {
+    require_success(linear(out, {"--epochs=2", "--fsdp", "--save-top-k=0", "--resume=auto"}, 2));
+    CHECK(read_file(shards / "rank-0") == part);  // of the copy of the index
+    fs::remove(checkpoints / "good.pt");
+    require_success(linear(out, {"--epochs=3", "--fsdp", "--save-top-k=0", "--resume=auto"}, 2));
+    CHECK(files_in(shards) == Files{{"notes.txt", "mine"}});
+  }
+  SECTION("as the run is overwritten") {
+    require_success(linear(out, {"--epochs=1", "--fsdp", "--save-top-k=0", "--overwrite"}, 2));
+    fs::path replaced;
+    for (const auto& entry : fs::directory_iterator(out))
+      if (entry.path().filename().string().starts_with("replaced-")) replaced = entry.path();
+    REQUIRE(!replaced.empty());
+    CHECK(fs::exists(replaced / "checkpoints/good.pt"));
+    CHECK(read_file(replaced / "checkpoints" / shards.filename() / "rank-0") == part);
+  }
+  CHECK(read_file(backup / "rank-0") == part);
+}
+
+TEST_CASE("a checkpoint's name that run.json cannot hold is refused", "[training][run_folder]") {
+  const TempDir dir;
+  const auto ended = end_of(linear(dir.path() / "run", {"--checkpoint-name=\xff-{epoch}"}));
+  CHECK(ended.status == ExitStatus::exited(2));
+  CHECK_THAT(ended.err, ContainsSubstring("--checkpoint-name: expected a name in UTF-8"));
+}
+
+TEST_CASE("--resume auto is not advised where it was given", "[training][run_folder]") {
+  const TempDir dir;
+  write(dir.path() / "run/metrics.csv", "mine");
+  const auto ended = end_of(linear(dir.path() / "run", {"--resume=auto"}));
+  CHECK(ended.status == ExitStatus::exited(2));
+  CHECK_THAT(ended.err,
+             ContainsSubstring("holds a run already (metrics.csv); expected another folder or --overwrite"));
 }
 
 TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it",
@@ -266,6 +355,8 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
   const auto out = dir.path() / "runs/a";
   require_success(linear(out, {"--epochs=4", "--val-split=0.25"}));
   write(out / "checkpoints/mine.pt", "mine");
+  fs::copy_file(out / "checkpoints/last.pt", out / "checkpoints/good.pt");
+  require_success(linear(out, {"--epochs=5", "--val-split=0.25", "--resume=auto"}));
   const auto runs = end_of(worker({"runs", (dir.path() / "runs").string()}));
   CHECK_THAT(runs.out,
              ContainsSubstring("FOLDER") && ContainsSubstring(out.string()) && ContainsSubstring("val_loss"));
@@ -281,8 +372,9 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
   for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
     kept.push_back(entry.path().filename());
   std::ranges::sort(kept);
-  CHECK(kept == std::vector<std::string>{"epoch=2-step=24.pt", "epoch=3-step=32.pt", "last.pt", "mine.pt"});
-  require_success(linear(out, {"--epochs=5", "--val-split=0.25", "--resume=auto"}));
+  CHECK(kept == std::vector<std::string>{"epoch=3-step=32.pt", "epoch=4-step=40.pt", "good.pt", "last.pt",
+                                         "mine.pt"});
+  require_success(linear(out, {"--epochs=6", "--val-split=0.25", "--resume=auto"}));
 }
 
 TEST_CASE("prune keeps what it cannot read, and counts only what it can", "[training][run_folder]") {

@@ -101,6 +101,7 @@ void list_runs(const fs::path& folder) {
       const auto states = state_files(run);
       const auto best = best_of(states);
       const auto& [id, branch] = run.identity();
+      if (id.empty() && states.empty() && !fs::exists(path / "metrics.csv")) continue;  // of an evaluation
       const bool any = !states.empty() && states.front().problem.empty();
       rows.push_back({path.string(), or_dash(id), id.empty() ? "-" : std::to_string(branch),
                       any ? std::to_string(states.front().position.epoch) : "-",
@@ -225,7 +226,7 @@ int run_prune_command(int argc, char** argv) {
     std::cout << (dry_run ? "would remove " : "removed ") << one_line(path.string()) << "\n";
   if (dry_run) return 0;
   run.remove(doomed);
-  train::remove_unused_shards(run.checkpoints(), run.identity().run);
+  run.remove_unused_shards();
   std::cout << size_text(before - size_of(folder)) << " freed\n";
   return 0;
 }

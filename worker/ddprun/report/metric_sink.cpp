@@ -33,6 +33,15 @@ std::string line_of(const MetricRow& row) {
   return line + "}\n";
 }
 
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+/// Without a truncated last line.
+std::vector<std::string> lines_of(const std::filesystem::path& path) {
+  auto lines = split(read_file(path, kMostBytes), '\n');
+  lines.pop_back();
+  return lines;
+}
+
 using Rows = std::optional<std::vector<MetricRow>>;
 
 /// The file that these lines begin; nullopt: it has them.
@@ -85,8 +94,7 @@ CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> col
 void CsvSink::add(const MetricRow& row) { file_.append(line_of(row, columns_)); }
 
 std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
-  auto lines = split(read_file(path, std::size_t{1} << 30), '\n');
-  lines.pop_back();  // empty, or truncated
+  const auto lines = lines_of(path);
   std::vector<std::string> columns;
   std::vector<MetricRow> rows;
   for (std::size_t number = 1; number <= lines.size(); ++number) {
@@ -111,6 +119,19 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
     }
     rows.push_back(std::move(row));
   }
+  return rows;
+}
+
+std::vector<MetricRow> read_metrics_jsonl(const std::filesystem::path& path) {
+  std::vector<MetricRow> rows;
+  for (const auto& line : lines_of(path)) try {
+      auto& row = rows.emplace_back();
+      const auto object = nlohmann::ordered_json::parse(line);
+      for (const auto& [name, value] : object.items())
+        row.emplace_back(name, value.is_null() ? std::nan("") : value.get<double>());
+    } catch (const nlohmann::json::exception&) {
+      throw IoError(path, formatted("line %zu: a JSON object of numbers expected", rows.size()));
+    }
   return rows;
 }
 

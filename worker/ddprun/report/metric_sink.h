@@ -75,6 +75,9 @@ class CsvSink : public MetricSink {
 /// throws  IoError if it cannot be read, or naming a line that CsvSink cannot have written
 std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path);
 
+/// The same of a file that JsonlSink wrote; null becomes NaN.
+std::vector<MetricRow> read_metrics_jsonl(const std::filesystem::path& path);
+
 /// Writes rows as JSON objects, one per line, in the row's order: {"epoch":0,"step":10,"train_loss":0.41}.
 /// Numbers as in the CSV file; NaN and infinities become null.
 class JsonlSink : public MetricSink {

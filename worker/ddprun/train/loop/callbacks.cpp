@@ -48,8 +48,10 @@ class IndexLog : public Callback {
 /// interrupts them.
 class ProfileCallback : public Callback {
  public:
-  ProfileCallback(std::filesystem::path folder, const ParallelModel& model, bool cuda)
-      : folder_(std::move(folder)), model_(model), cuda_(cuda) {}
+  ProfileCallback(const Run& run, const ParallelModel& model)
+      : folder_(run.options.out), model_(model), cuda_(run.group.device().is_cuda()) {
+    for (const char* file : kProfileFiles) run.folder->claim(folder_ / file);
+  }
   ~ProfileCallback() override {
     if (!over_)
       log_warning("--profile: nothing was recorded in " + std::to_string(steps_) + " steps; expected " +
@@ -89,17 +91,18 @@ class ProfileCallback : public Callback {
     over_ = true;
     try {
       std::error_code ignored;  // then the writes fail
-      std::filesystem::create_directories(folder_, ignored);
-      write_file_atomic(folder_ / "operators.txt", profiler_->stop(folder_ / "trace.json", times));
+      const auto table = folder_ / kProfileFiles[0];
+      std::filesystem::create_directories(table.parent_path(), ignored);
+      write_file_atomic(table, profiler_->stop(folder_ / kProfileFiles[1], times));
       log_info("profile of " + std::to_string(recorded_) + (recorded_ == 1 ? " step: " : " steps: ") +
-               (folder_ / "operators.txt").string());
+               table.string());
     } catch (const std::exception& error) {
       log_warning(std::string("no profile: ") + error.what());
     }
     profiler_.reset();
   }
 
-  std::filesystem::path folder_;
+  std::filesystem::path folder_;  // the run's
   const ParallelModel& model_;
   bool cuda_;
   std::optional<Profiler> profiler_;  // while it records
@@ -122,9 +125,7 @@ Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resume
                                                              .mode = run.mode}));
   if (!options.log_indices.empty())
     callbacks.push_back(std::make_unique<IndexLog>(options.log_indices, run.group.rank(), resumed));
-  if (options.profile && run.on_rank_0())
-    callbacks.push_back(
-        std::make_unique<ProfileCallback>(options.out / "profile", model, run.group.device().is_cuda()));
+  if (options.profile && run.on_rank_0()) callbacks.push_back(std::make_unique<ProfileCallback>(run, model));
   callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
   std::set<std::string> names = {"Trainer", "ModelCheckpoint", "PowerSGD"};
   for (const auto& callback : callbacks)

@@ -9,6 +9,9 @@
 
 namespace ddprun::train {
 
+/// What --profile writes in the run folder.
+inline constexpr const char* kProfileFiles[] = {"profile/operators.txt", "profile/trace.json"};
+
 using Callbacks = std::vector<std::shared_ptr<Callback>>;
 
 /// Those that the options request: early stopping, the log of sample indices, the profile, the program's own.

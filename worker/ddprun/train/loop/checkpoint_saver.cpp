@@ -101,17 +101,6 @@ c10::IValue callback_state(const TrainingState& state, const std::string& callba
   return {};
 }
 
-/// What may end a run that goes on: a run that has ended goes on if one of these is another one now.
-std::string limits_of(const Run& run) {
-  const auto& options = run.options;
-  std::ostringstream text;
-  text.precision(17);
-  text << options.epochs << ' ' << options.max_steps << ' ' << options.max_seconds << ' '
-       << options.checkpoint.patience << ' ' << options.checkpoint.min_delta << ' ' << run.monitor << ' '
-       << static_cast<int>(run.mode);
-  return text.str();
-}
-
 /// This rank's values; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
   const auto kept = kept_by_trainer(state);
@@ -131,6 +120,16 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
 }
 
 }  // namespace
+
+std::string limits_of(const Run& run) {
+  const auto& options = run.options;
+  std::ostringstream text;
+  text.precision(17);
+  text << options.epochs << ' ' << options.max_steps << ' ' << options.max_seconds << ' '
+       << options.checkpoint.patience << ' ' << options.checkpoint.min_delta << ' ' << run.monitor << ' '
+       << static_cast<int>(run.mode);
+  return text.str();
+}
 
 void check_kept(const Resumed& resumed, const Run& run) try {
   const auto& state = resumed.state;
@@ -328,23 +327,20 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
 
 /// Every rank calls it; rank 0's request says whether there is a checkpoint, and then waits for the shards.
 void CheckpointSaver::write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request) {
-  std::string text;  // the new folder, and the names of all those in use: a path may have any character
-  if (!request.paths.empty()) {
-    const auto& path = request.paths.front();
-    const auto name = shards_name(path, state.step, run_.identity);
-    text = (path.parent_path() / name).string() + '\0' + name;
-    for (const auto& used : shard_folders(path.parent_path())) text += '\0' + used.filename().string();
-  }
+  std::string text;  // the new folder, and those of removed shards: a path may have any character
+  if (!request.paths.empty())
+    for (const auto& path : record_->folder().begin_shards(request.paths.front(), state.step))
+      text += (text.empty() ? "" : std::string(1, '\0')) + path.string();
   text = ddp::broadcast_from_rank_0(run_.group, text);
   if (text.empty()) return;
-  const auto lines = split(text, '\0');
-  const auto& folder = lines.front();
-  // Rank 0's are removed by its writer; on a host-local disk nobody else would remove these.
-  remove_shards_but(fs::path(folder).parent_path(), run_.identity.run, {lines.begin() + 1, lines.end()});
+  const auto folders = split(text, '\0');
+  const fs::path folder = folders.front();
+  // On a host with a disk of its own nobody else would remove these.
+  for (std::size_t i = 1; i < folders.size() && record_ == nullptr; ++i) remove_shards(folders[i]);
   if (!shard_writer_) shard_writer_.emplace(run_.group);
   shard_writer_->write(folder, shards.tensors);
   shards.tensors.clear();
-  shards.index.folder = std::filesystem::path(folder).filename().string();
+  shards.index.folder = folder.filename().string();
   state.shards = to_text(shards.index);
   request.finish_shards = [index = std::move(shards.index),
                            finished = shard_writer_->finished()](const auto& give_up) mutable {

@@ -43,6 +43,9 @@ struct SoFar {
 SoFar before_resume(const TrainingState& state, const Run& run);
 inline constexpr const char* kTimeIsUp = "the time is up";
 
+/// What may end a run that goes on: a run that has ended goes on if one of these is another one now.
+std::string limits_of(const Run& run);
+
 /// throws  IoError unless the trainer can read all that it kept in the checkpoint
 void check_kept(const Resumed& resumed, const Run& run);
 /// The size of the training set; nullopt in older checkpoints.

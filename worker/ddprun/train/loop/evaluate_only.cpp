@@ -4,7 +4,6 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <system_error>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -14,6 +13,7 @@
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/run_log.h>
+#include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {
 namespace {
@@ -29,11 +29,19 @@ Chosen choose_set(const Task& task) {
   return {*task.train_set, "training", "train"};
 }
 
+constexpr const char* kResult = "evaluation.json";
+
+/// throws  IoError if the folder has one that is somebody else's: before hours of evaluation
+void check_place(const std::filesystem::path& folder) {
+  if (const auto other = RunFolder(folder).in_the_way({kResult}, /*goes_on=*/true); !other.empty())
+    throw IoError(other,
+                  "is not listed in run.json as ours, and is not replaced; move it, or use another --out");
+}
+
 void write_json(const std::filesystem::path& folder, const std::string& json) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw IoError(folder, "cannot create the folder", error.value());
-  write_file_atomic(folder / "evaluation.json", json + "\n");
+  create_folders(folder);
+  RunFolder(folder).claim(folder / kResult);
+  write_file_atomic(folder / kResult, json + "\n");
 }
 
 }  // namespace
@@ -42,6 +50,7 @@ void evaluate_only(const Task& task, const TrainerOptions& options, const ddp::P
                    const std::filesystem::path& weights) {
   const auto begin = Clock::now();
   const Run run{task, options, group};
+  if (run.on_rank_0() && !options.out.empty()) check_place(options.out);
   ParallelModel model(run);
   const auto [set, name, prefix] = choose_set(task);
   const auto totals = evaluate(model, run, set, [&] { options.heartbeat.beat(); })->totals;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -52,6 +53,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
   if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
   names.insert(names.end(), options.more_files.begin(), options.more_files.end());
+  if (options.profile) names.insert(names.end(), std::begin(kProfileFiles), std::end(kProfileFiles));
   if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
     names.emplace_back("report.html");
     if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
@@ -63,28 +65,38 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   if (!other.empty())
     throw UsageError("--out: " + options.out.string() + " holds a run already (" +
                      other.lexically_relative(options.out).string() + "); expected another folder" +
-                     (resumed == nullptr ? ", --resume" : "") + " or --overwrite");
-  folder->begin(names);
+                     (options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
+  if (resumed == nullptr && options.checkpoint.resume == "auto")
+    log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
+             (folder->replaced().empty() ? ""
+                                         : "; until this run has one, the run that it replaces is in " +
+                                               folder->replaced().string()));
+  folder->begin(names, options.overwrite);
   return folder;
 }
 
 /// Empty if there is something left to train.
-std::string why_ended(const Run& run, const TrainingState& state) {
+std::string why_ended(const Run& run, const std::string& stop_reason, std::int64_t epoch, std::int64_t step) {
   const auto& options = run.options;
-  if (const auto reason = before_resume(state, run).stop_reason) return *reason;
-  if (state.position.epoch >= options.epochs)
-    return "--epochs=" + std::to_string(options.epochs) + " are done";
-  if (options.max_steps > 0 && state.step >= options.max_steps)
+  if (!stop_reason.empty()) return stop_reason;
+  if (epoch >= options.epochs) return "--epochs=" + std::to_string(options.epochs) + " are done";
+  if (options.max_steps > 0 && step >= options.max_steps)
     return "--max-steps=" + std::to_string(options.max_steps) + " are done";
   return "";
 }
 
-/// Otherwise it was killed before, or the checkpoint is another run's.
-bool has_summary(const Run& run, const Resumed& resumed) {
-  if (!continues_in(run.options.out, resumed)) return false;
+struct Summary {
+  std::int64_t epochs = 0, steps = -1;
+  std::string stopped;
+};
+
+/// Without steps if there is none: the run was killed before its end.
+Summary read_summary(const Run& run) try {
   std::ifstream file(run.options.out / "summary.json");
-  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() && summary.contains("steps") && summary["steps"] == resumed.state.step;
+  const auto json = nlohmann::json::parse(file);
+  return {json.at("epochs"), json.at("steps"), json.value("stopped", "")};
+} catch (const nlohmann::json::exception&) {
+  return {};
 }
 
 }  // namespace
@@ -112,13 +124,6 @@ std::optional<Resumed> find_resumed(const Run& run) {
     auto found = find_resume(run.options.out, verify);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state), found.skipped.empty()};
-    if (found.path.empty()) {
-      const auto replaced = RunFolder(run.options.out).replaced();
-      log_info("--resume=auto: no checkpoint in " + folder.string() + "; starting from scratch" +
-               (replaced.empty()
-                    ? ""
-                    : "; until this run has one, the run that it replaces is in " + replaced.string()));
-    }
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
     resumed.is_newest =
@@ -156,14 +161,26 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
   return folder;
 }
 
-bool has_ended(const Run& run, const Resumed& resumed) {
-  if (resumed.path.empty()) return false;
-  const auto why = why_ended(run, resumed.state);
-  const bool here = run.on_rank_0() && !why.empty() && has_summary(run, resumed);
-  if (!ddp::any_rank_true(run.group, here)) return false;
+bool has_ended(const Run& run, const Resumed* resumed) {
+  const auto& options = run.options;
+  const bool finds = options.checkpoint.resume == "auto";
+  if (resumed == nullptr ? !finds : resumed->path.empty()) return false;
+  std::string why;
+  Summary summary;
+  if (run.on_rank_0()) {
+    summary = read_summary(run);
+    if (resumed != nullptr && continues_in(options.out, *resumed) && summary.steps == resumed->state.step)
+      why = why_ended(run, before_resume(resumed->state, run).stop_reason.value_or(""),
+                      resumed->state.position.epoch, summary.steps);
+    // Without last.pt the newest checkpoint is of an earlier step, or there is none.
+    if (why.empty() && finds && summary.steps >= 0 && (resumed == nullptr || resumed->is_newest) &&
+        RunFolder(options.out).ended_within() == limits_of(run))
+      why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
+  }
+  if (!ddp::any_rank_true(run.group, !why.empty())) return false;
   if (run.on_rank_0())
-    log_info("--resume: the run in " + run.options.out.string() + " has ended, at step " +
-             std::to_string(resumed.state.step) + ": " + why +
+    log_info("--resume: the run in " + options.out.string() + " has ended, at step " +
+             std::to_string(summary.steps) + ": " + why +
              "; it goes on with more --epochs, --max-steps, --max-time or --patience");
   return true;
 }

@@ -33,6 +33,8 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed);
 
 /// Whether the run to resume has ended, with its last test and summary, so that nothing is left to do; then
 /// rank 0 says why it has. Every rank calls it and gets the same.
-bool has_ended(const Run& run, const Resumed& resumed);
+///
+/// resumed  null: --resume auto has found no checkpoint
+bool has_ended(const Run& run, const Resumed* resumed);
 
 }  // namespace ddprun::train

@@ -444,6 +444,8 @@ class Trainer {
     summary.ddp = model_.statistics();
     summary.seconds = so_far().seconds;
     log_.finish(summary);
+    if (run_.folder != nullptr && !run_.options.checkpoint.save_last)
+      run_.folder->end_within(limits_of(run_));
     status_.report("done", at_);
   }
 
@@ -494,7 +496,7 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   Run run{task, in_force, group};
   check_length(run);
   warn_of_test_set(run);
-  if (resumed && has_ended(run, *resumed)) return Ending::kComplete;
+  if (has_ended(run, resumed ? &*resumed : nullptr)) return Ending::kComplete;
   const auto folder = begin_folder(run, resumed ? &*resumed : nullptr);
   return Trainer(run, std::move(resumed)).run();
 }

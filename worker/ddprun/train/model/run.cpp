@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <string_view>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -137,6 +138,11 @@ void check_options(const Task& task, const TrainerOptions& options) {
   choose_monitor(task, options.checkpoint.monitor, within_epochs);
   if (options.checkpoint.filename == "last")
     throw UsageError("--checkpoint-name: expected another name than 'last', which the newest checkpoint has");
+  for (std::string_view rest = options.checkpoint.filename; !rest.empty();) {  // run.json is UTF-8
+    const auto size = first_character(rest).size;
+    if (size == 0) throw UsageError("--checkpoint-name: expected a name in UTF-8");
+    rest.remove_prefix(size);
+  }
   for (const auto& name : metrics_in(options.checkpoint.filename))
     if (name != "lr") check_metric(task, within_epochs, "--checkpoint-name", name);
   if (options.parallel.fsdp && (!task.parameter_groups.empty() || options.optim.grouping.any()))

@@ -33,9 +33,15 @@ int unless_disk_full(Write write) {
   }
 }
 
+bool is_missing(const fs::path& path) {
+  std::error_code error;
+  return fs::symlink_status(path, error).type() == fs::file_type::not_found;
+}
+
 /// Starts a metrics file. Removes a new one if it fails, since it would look like a run's.
 template <typename Make>
-std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, bool is_new, Make make) {
+std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, Make make) {
+  const bool is_new = is_missing(path);
   try {
     return make();
   } catch (const IoError&) {
@@ -68,21 +74,25 @@ RunRecord::RunRecord(RunFolder& folder, Options options)
 }
 
 void RunRecord::start_metrics() {
-  std::optional<std::vector<report::MetricRow>> rows;
+  std::optional<std::vector<report::MetricRow>> csv, jsonl;
   if (!has_just_the_earlier_rows()) {
-    rows = earlier_rows();
-    keep_columns_of(*rows);
+    csv = earlier_rows(metrics_path(), report::read_metrics_csv);
+    jsonl = earlier_rows(jsonl_path(), report::read_metrics_jsonl);
+    if (csv->empty())  // it was lost
+      csv = jsonl;
+    else if (jsonl->empty())
+      jsonl = csv;
+    keep_columns_of(*csv);
   }
-  rows_ = rows ? static_cast<std::int64_t>(rows->size()) : *options_.resumed_rows;
-  const bool is_new = rows_ == 0;
-  add_sink([this, rows, is_new] {
-    return make_or_remove(metrics_path(), is_new, [&] {
-      return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, rows);
+  rows_ = csv ? static_cast<std::int64_t>(csv->size()) : *options_.resumed_rows;
+  add_sink([this, csv] {
+    return make_or_remove(metrics_path(), [&] {
+      return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, csv);
     });
   });
-  add_sink([this, rows, is_new] {
-    return make_or_remove(jsonl_path(), is_new,
-                          [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), rows); });
+  add_sink([this, jsonl] {
+    return make_or_remove(jsonl_path(),
+                          [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), jsonl); });
   });
 }
 
@@ -93,7 +103,7 @@ void RunRecord::remove_leftovers() const {
       if (folder_.owns_temporary(entry->path()) && !fs::remove(entry->path(), error) && error)
         throw IoError(entry->path(), "cannot remove what a killed run left", error.value());
   }
-  remove_unused_shards(checkpoint_folder(), folder_.identity().run);
+  folder_.remove_unused_shards();
 }
 
 /// Then they need not be parsed and written again, which takes longer the longer the run is.
@@ -114,11 +124,12 @@ bool RunRecord::has_just_the_earlier_rows() const {
          std::strtod(last[step].c_str(), nullptr) <= static_cast<double>(*options_.resumed_at);
 }
 
-/// Rows of the resumed run, up to its checkpoint.
-std::vector<report::MetricRow> RunRecord::earlier_rows() const {
-  if (!options_.resumed_at || !fs::exists(metrics_path())) return {};
+/// Rows of the resumed run, up to its checkpoint. throws  IoError if the file is there and cannot be read
+template <typename Read>
+std::vector<report::MetricRow> RunRecord::earlier_rows(const fs::path& file, Read read) {
+  if (!options_.resumed_at || is_missing(file)) return {};
   try {
-    auto rows = report::read_metrics_csv(metrics_path());
+    std::vector<report::MetricRow> rows = read(file);
     const auto at = static_cast<double>(*options_.resumed_at);
     std::int64_t number = 0;
     std::erase_if(rows, [&](const report::MetricRow& row) {
@@ -129,7 +140,9 @@ std::vector<report::MetricRow> RunRecord::earlier_rows() const {
     });
     return rows;
   } catch (const IoError& error) {
-    log_warning(std::string(error.what()) + "; the metrics of earlier steps are lost");
+    if (error.error_number != 0) throw;
+    log_warning(std::string(error.what()) + "; a copy of the file is kept beside it");
+    folder_.keep_earlier(file);
     return {};
   }
 }

@@ -89,7 +89,8 @@ class RunRecord {
   void remove_leftovers() const;
   void start_metrics();
   bool has_just_the_earlier_rows() const;
-  std::vector<report::MetricRow> earlier_rows() const;
+  template <typename Read>
+  std::vector<report::MetricRow> earlier_rows(const std::filesystem::path& file, Read read);
   void keep_columns_of(const std::vector<report::MetricRow>& rows);
 
   RunFolder& folder_;

@@ -392,7 +392,7 @@ void CheckpointWriter::carry_out(const Request& request) {
     folder_.wrote(path, doomed);
   }
   if (request.paths.empty()) return;
-  remove_unused_shards(request.paths.front().parent_path(), folder_.identity().run);
+  folder_.remove_unused_shards();
   folder_.remove_replaced();
 }
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
 #include <system_error>
 
 #include <ddprun/common/errors.h>
@@ -22,19 +23,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kList = "run.json";
-constexpr std::string_view kShardsEnd = ".shards";
 
 bool is_there(const fs::path& path) {
   std::error_code error;
   const auto status = fs::symlink_status(path, error);
   if (status.type() != fs::file_type::none) return fs::exists(status);
   throw IoError(path, "cannot be looked up", error.value());
-}
-
-/// As a full disk leaves one.
-bool is_empty_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error) && fs::file_size(path, error) == 0;
 }
 
 bool is_checkpoint(const std::string& name) { return name.starts_with("checkpoints/"); }
@@ -62,6 +56,14 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return {fs::directory_iterator(folder, error), fs::directory_iterator()};
 }
 
+/// And those in it.
+void remove_empty_folders(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& path : entries(folder))
+    if (fs::is_directory(fs::symlink_status(path, error))) remove_empty_folders(path);
+  fs::remove(folder, error);
+}
+
 std::vector<fs::path> contents(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -85,16 +87,6 @@ void move_file(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-std::string shards_name(const fs::path& checkpoint, std::int64_t step, const RunIdentity& identity) {
-  return checkpoint.stem().string() + "-step=" + std::to_string(step) + "-" + identity.run + "-" +
-         random_hex().substr(4) + std::string(kShardsEnd);
-}
-
-bool is_shards_of(const std::string& run, const fs::path& shards) {
-  return shards.extension() == kShardsEnd && !run.empty() &&
-         shards.filename().string().find("-" + run + "-") != std::string::npos;
-}
-
 RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
   const auto list = folder_ / kList;
   if (!is_there(list)) return;
@@ -107,6 +99,7 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
     writing_ = json.value("writing", "");
     set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
+    ended_within_ = json.value("ended_within", "");
     identity_.branch = 1;
     for (const auto& [name, branch] : files_) {
       known = known && is_inside(name);
@@ -152,50 +145,56 @@ bool RunFolder::is_foreign(const fs::path& checkpoint) const {
 }
 
 fs::path RunFolder::in_the_way(const std::vector<std::string>& names, bool goes_on) const {
-  for (const auto& name : names)
-    if (!files_.contains(name) && is_there(folder_ / name) && !is_empty_file(folder_ / name))
+  std::error_code error;
+  for (const auto& name : names)  // an empty one is of a full disk
+    if (!files_.contains(name) && is_there(folder_ / name) && !fs::is_empty(folder_ / name, error))
       return folder_ / name;
   if (goes_on) return {};
   for (const char* name : {"metrics.csv", "summary.json"})
     if (is_there(folder_ / name)) return folder_ / name;
-  std::error_code error;
   const fs::directory_iterator first(checkpoints(), error);
   if (error && error != std::errc::no_such_file_or_directory)
     throw IoError(checkpoints(), "cannot be listed", error.value());
   return !error && first != fs::directory_iterator() ? first->path() : fs::path();
 }
 
-void RunFolder::begin(const std::vector<std::string>& names) {
-  const auto has_checkpoint = [&] {
-    return std::ranges::any_of(files_, [](const auto& file) { return is_checkpoint(file.first); });
+void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
+  const auto has_result = [&] {
+    return std::ranges::any_of(files_, [&](const auto& file) {
+      return (is_checkpoint_name(file.first) || file.first == "summary.json") &&
+             (is_checkpoint(file.first) || is_there(folder_ / file.first));
+    });
   };
-  const bool had_checkpoint = has_checkpoint();
-  if (!identity_.run.empty()) find_states();
-  if (identity_.run.empty() || had_checkpoint || has_checkpoint()) {
-    set_aside(names);
+  const bool had_result = has_result();
+  if (!identity_.run.empty()) find_states(/*list_is_lost=*/false);
+  if (identity_.run.empty() || had_result || has_result()) {
+    set_aside(names, overwrites);
+    if (!identity_.run.empty()) files_.clear();
     identity_ = {random_hex(), 1};
-    files_.clear();
   } else {
     auto foreign = names;
     std::erase_if(foreign, [&](const auto& name) { return files_.contains(name); });
     move_to("earlier", {foreign.begin(), foreign.end()});
   }
   set_aside_ = false;
+  ended_within_.clear();
   job_ = process_env(kJobIdVariable).value_or("");
   save();
 }
 
 /// A run with its list, so that it is still whole; or what looks like a run of an older version.
-void RunFolder::set_aside(const std::vector<std::string>& names) {
+void RunFolder::set_aside(const std::vector<std::string>& names, bool overwrites) {
   std::set<fs::path> all(names.begin(), names.end());
-  for (const auto& [name, branch] : files_) all.insert(name);
-  for (const auto& shards : shard_folders(checkpoints()))
-    if (is_shards_of(identity_.run, shards)) all.insert(name_of(shards));
-  // States without a run could be taken for the new run's beginning.
+  if (!identity_.run.empty()) {  // else it lists what --eval wrote
+    all.insert(kList);
+    for (const auto& [name, branch] : files_) all.insert(name);
+  }
+  // States without a run could be taken for the new run's beginning; someone's copies need their shards.
   for (const auto& state : state_files(*this)) {
-    if (!state.problem.empty() || !state.identity.run.empty()) continue;
-    all.insert(name_of(state.path));
-    if (!state.shards.empty()) all.insert(name_of(state.path.parent_path() / state.shards));
+    const auto file = name_of(state.path);
+    const auto shards = state.shards.empty() ? file : name_of(checkpoints() / state.shards);
+    const bool without_run = state.problem.empty() && state.identity.run.empty();
+    if (without_run || all.contains(file) || all.contains(shards)) all.insert({file, shards});
   }
   if (fs::is_symlink(checkpoints()) && std::ranges::any_of(all, [&](const auto& name) {
         return is_checkpoint(name) && is_there(folder_ / name);
@@ -204,19 +203,16 @@ void RunFolder::set_aside(const std::vector<std::string>& names) {
         checkpoints(),
         "is a link, and other runs may use the folder it leads to: --overwrite moves nothing there; "
         "move the run yourself, or use another --out");
-  if (identity_.run.empty()) {
+  if (identity_.run.empty() || !overwrites) {
     move_to("earlier", std::move(all));
   } else {
     set_aside_ = true;
     save();
-    all.insert(kList);
     replaced_.push_back(move_to(identity_.run, std::move(all)).filename());
   }
 }
 
-/// All of them or none.
-///
-/// returns  the new folder
+/// All of them or none. returns  the new folder
 fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
   std::erase_if(names, [&](const auto& name) { return !is_there(folder_ / name); });
   if (names.empty()) return {};
@@ -239,8 +235,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     if (std::ranges::any_of(names, is_checkpoint)) {
       move("checkpoints");  // all at once, so that no power failure leaves half a state
       for (const auto& path : entries(to / "checkpoints"))
-        if (const auto name = "checkpoints" / path.filename();
-            !names.contains(name) && !is_shards_of(identity_.run, name))
+        if (const auto name = "checkpoints" / path.filename(); !names.contains(name))
           move_file(path, folder_ / name);
       create_folders(checkpoints());
       std::erase_if(names, is_checkpoint);
@@ -253,6 +248,8 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
         move_file(to / name, folder_ / name);
       else
         for (const auto& path : entries(to / name)) move_file(path, folder_ / name / path.filename());
+    remove_empty_folders(to);
+    if (std::exchange(set_aside_, false)) save();
     throw;
   }
   log_info("the earlier run's files are in " + to.string() +
@@ -261,8 +258,11 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
 }
 
 void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names) {
+  for (const auto& name : names)  // before anything is changed
+    if (name.starts_with("metrics.") && is_there(folder_ / name)) open_regular_file(folder_ / name);
   job_ = process_env(kJobIdVariable).value_or("");
-  if (identity_.run.empty()) {
+  const bool list_is_lost = identity_.run.empty();
+  if (list_is_lost) {
     // Without its list a run is still itself.
     identity_ = state.run.empty() ? RunIdentity{random_hex(), 1} : state;
     for (const auto& found : state_files(*this))
@@ -278,13 +278,15 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
     if (goes_back) restore_metrics(state.branch);
   }
   set_aside_ = false;
-  find_states();
+  ended_within_.clear();
+  find_states(list_is_lost);
   save();
 }
 
-/// Lists the run's states, as a killed run may not have listed its last one; and no longer lists what is not
-/// the run's under the name of one.
-void RunFolder::find_states() {
+/// Lists the state that a killed run wrote last, and without its list those with names that it gives; others
+/// are copies that somebody made. And no longer lists what is not the run's under the name of a state.
+void RunFolder::find_states(bool list_is_lost) {
+  static const std::regex kOwnName(R"(checkpoints/(last|epoch=\d+-step=\d+(-v\d+)?)\.(pt|ckpt))");
   std::set<std::string> own;  // or it cannot be read
   for (const auto& found : state_files(*this)) {
     const auto name = name_of(found.path);
@@ -293,7 +295,8 @@ void RunFolder::find_states() {
       continue;
     }
     own.insert(name);
-    if (found.problem.empty()) files_.try_emplace(name, found.identity.branch);
+    if (found.problem.empty() && (list_is_lost ? std::regex_match(name, kOwnName) : name == writing_))
+      files_.try_emplace(name, found.identity.branch);
   }
   std::erase_if(files_, [&](const auto& file) {
     const auto& [name, branch] = file;
@@ -327,6 +330,7 @@ void RunFolder::save() {
   if (!writing_.empty()) json["writing"] = writing_;
   if (set_aside_) json["set_aside"] = true;
   if (!job_.empty()) json["job"] = job_;
+  if (!ended_within_.empty()) json["ended_within"] = ended_within_;
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     write_file_atomic(folder_ / kList, text);
@@ -335,6 +339,12 @@ void RunFolder::save() {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
     if (!std::exchange(unsaved_, true)) log_warning(std::string(error.what()) + "; the training continues");
   }
+}
+
+void RunFolder::end_within(const std::string& limits) {
+  const std::lock_guard lock(mutex_);
+  ended_within_ = limits;
+  save();
 }
 
 void RunFolder::check(const fs::path& file) const {
@@ -362,6 +372,35 @@ void RunFolder::claim_contents(const fs::path& folder) {
   save();
 }
 
+std::vector<fs::path> RunFolder::begin_shards(const fs::path& checkpoint, std::int64_t step) {
+  const std::lock_guard lock(mutex_);
+  const auto in = checkpoint.parent_path();
+  std::vector<fs::path> paths = {in / (checkpoint.stem().string() + "-step=" + std::to_string(step) + "-" +
+                                       identity_.run + "-" + random_hex().substr(4) + kShardsEnd)};
+  for (const auto& gone : std::exchange(gone_shards_, {}))
+    if (files_.erase(name_of(gone)) > 0 && !is_there(gone)) paths.push_back(in / gone.filename());
+  files_[name_of(paths.front())] = identity_.branch;
+  save();
+  return paths;
+}
+
+void RunFolder::remove_unused_shards() try {
+  auto unused = files();
+  std::erase_if(unused, [](const auto& path) { return path.extension() != kShardsEnd; });
+  if (unused.empty()) return;
+  for (const auto& state : state_files(*this)) {
+    if (!state.problem.empty() && branch_of(state.path) > 0) throw std::runtime_error(state.problem);
+    std::erase(unused, checkpoints() / state.shards);
+  }
+  for (const auto& shards : unused) remove_shards(shards);
+  if (!unused.empty()) sync_folder(checkpoints());  // before they are no longer listed
+  const std::lock_guard lock(mutex_);
+  gone_shards_.insert(unused.begin(), unused.end());
+} catch (const std::exception& error) {
+  if (!std::exchange(warned_, true))
+    log_warning(std::string(error.what()) + "; shards that no checkpoint uses are kept meanwhile");
+}
+
 void RunFolder::make_way(const fs::path& checkpoint) {
   const std::lock_guard lock(mutex_);
   if (is_of_this_branch(checkpoint)) return;
@@ -376,19 +415,17 @@ bool RunFolder::is_of_this_branch(const fs::path& file) const {
   return found != files_.end() && found->second == identity_.branch;
 }
 
-/// Under another name.
 void RunFolder::keep_earlier(const fs::path& file) {
   if (!is_there(file)) return;
   const auto found = files_.find(name_of(file));
   const bool is_listed = found != files_.end();
   const auto kept =
       free_path(file, is_listed ? "-branch=" + std::to_string(found->second) : std::string("-earlier"));
-  if (is_listed) files_[name_of(kept)] = found->second;
+  if (is_listed && files_.emplace(name_of(kept), found->second).second) save();
   try {
     if (is_checkpoint(name_of(file))) {
       fs::create_hard_link(file, kept);  // so that it never is without a name
     } else {
-      save();
       write_file_atomic(kept, read_file(file));  // the run goes on in the file
     }
   } catch (const std::exception&) {
@@ -399,11 +436,8 @@ void RunFolder::keep_earlier(const fs::path& file) {
 
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   const std::lock_guard lock(mutex_);
-  auto others = doomed;
-  std::erase(others, checkpoint);
   writing_.clear();
-  const bool is_new = files_.insert_or_assign(name_of(checkpoint), identity_.branch).second;
-  remove_listed(others, is_new);
+  remove_listed(doomed, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);
 }
 
 void RunFolder::remove(const std::vector<fs::path>& files) {
@@ -413,12 +447,13 @@ void RunFolder::remove(const std::vector<fs::path>& files) {
 
 void RunFolder::remove_listed(std::vector<fs::path> files, bool list_changed) {
   std::erase_if(files, [&](const auto& file) { return files_.erase(name_of(file)) == 0; });
-  if (list_changed || unsaved_ || !files.empty()) save();
   for (const auto& file : files) {
     std::error_code error;
     if (!fs::remove(file, error) && error)
       throw IoError(file, "cannot delete this replaced checkpoint", error.value());
   }
+  if (!files.empty()) sync_folder(checkpoints());  // what is there is listed
+  if (list_changed || unsaved_ || !files.empty()) save();
 }
 
 void RunFolder::remove_replaced() {
@@ -429,7 +464,7 @@ void RunFolder::remove_replaced() {
       const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
       const bool is_free = !fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
       if (!is_there(folder / kList)) continue;
-      if (const RunFolder replaced(folder); is_free && replaced.set_aside_)
+      if (RunFolder replaced(folder); is_free && replaced.set_aside_)
         replaced.remove_all();
       else
         log_warning(folder.string() + ": this replaced run was resumed, and is kept");
@@ -440,29 +475,21 @@ void RunFolder::remove_replaced() {
 }
 
 /// And the folders that are then empty.
-void RunFolder::remove_all() const {
+void RunFolder::remove_all() {
   std::error_code error;
-  for (const auto& shards : shard_folders(checkpoints()))
-    if (is_shards_of(identity_.run, shards)) fs::remove_all(shards, error);
-  std::set<fs::path> folders = {folder_};
-  for (const auto& [name, branch] : files_) {
-    fs::remove(folder_ / name, error);
-    for (auto at = (folder_ / name).parent_path(); at != folder_ && at.has_relative_path();
-         at = at.parent_path())
-      folders.insert(at);
-  }
+  for (const auto& path : files()) fs::remove(path, error);
+  remove_unused_shards();
   fs::remove(folder_ / kList, error);
-  for (auto empty = folders.rbegin(); empty != folders.rend(); ++empty) fs::remove(*empty, error);
+  remove_empty_folders(folder_);
 }
 
 /// As replace_file_atomic() names it.
 bool RunFolder::owns_temporary(const fs::path& file) const {
+  static const std::regex kTemporary(R"(\.(.+)\.tmp\.\d+)");
   const auto name = file.filename().string();
-  const auto at = name.rfind(".tmp.");
-  if (!name.starts_with('.') || at == std::string::npos || at + 5 == name.size() ||
-      name.find_first_not_of("0123456789", at + 5) != std::string::npos)
-    return false;
-  const auto of = name.substr(1, at - 1);
+  std::smatch parts;
+  if (!std::regex_match(name, parts, kTemporary)) return false;
+  const auto of = parts[1].str();
   const auto written = name_of(file.parent_path() / of);
   return of == kList || written == writing_ || files_.contains(written);
 }

@@ -45,6 +45,9 @@ class RunFolder {
   std::filesystem::path replaced() const {
     return replaced_.empty() ? std::filesystem::path() : folder_ / replaced_.back();
   }
+  /// The limits within which a run without last.pt, which would say so, has ended; empty: it goes on.
+  const std::string& ended_within() const { return ended_within_; }
+  void end_within(const std::string& limits);
   /// Whether a checkpoint was found, when the run was resumed, that another run or program wrote.
   bool is_foreign(const std::filesystem::path& checkpoint) const;
 
@@ -53,10 +56,13 @@ class RunFolder {
   std::filesystem::path in_the_way(const std::vector<std::string>& names, bool goes_on) const;
 
   /// Begins a new run: what is listed, or in its way, moves to a folder replaced-RUN, from which
-  /// remove_replaced() removes it. A run without any checkpoint begins again, under its identity.
-  void begin(const std::vector<std::string>& names);
+  /// remove_replaced() removes it. A run without any checkpoint, weights or summary begins again, under its
+  /// identity.
+  ///
+  /// overwrites  else what was listed is in replaced-earlier, for good
+  void begin(const std::vector<std::string>& names, bool overwrites = true);
   /// Continues the run, from a state of this identity. An older version's files with these names count as its
-  /// own from now on.
+  /// own from now on. throws  also if its metrics cannot be read
   ///
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
@@ -69,13 +75,23 @@ class RunFolder {
   void check_contents(const std::filesystem::path& folder) const;
   void claim_contents(const std::filesystem::path& folder);
 
-  // Checkpoints, which name their run themselves, are listed once they are on disk.
+  /// Keeps a copy, or a second link, under another name: metrics-branch=1.csv
+  void keep_earlier(const std::filesystem::path& file);
+
+  // A checkpoint, which names its run itself, is listed once it is on disk.
 
   /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it
   /// beside it, as last-branch=1.pt or last-earlier.pt.
   void make_way(const std::filesystem::path& checkpoint);
-  /// Lists what was written, and removes of the others what is listed.
+  /// Lists what was written, and removes of others what is listed.
   void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
+  /// Lists a new folder for a checkpoint's shards, last-step=80-5f0c91a2-1b2c.shards, before it is written.
+  ///
+  /// returns  its path, and those of removed ones, which other hosts may still have on disks of their own
+  std::vector<std::filesystem::path> begin_shards(const std::filesystem::path& checkpoint, std::int64_t step);
+  /// Removes the listed shards that belong to no checkpoint here. None if a listed checkpoint cannot be read,
+  /// or they cannot be removed: then warns, once.
+  void remove_unused_shards();
   /// Removes of these files what is listed.
   void remove(const std::vector<std::filesystem::path>& files);
   /// The run has a checkpoint: removes the listed files of those that it replaced, unless one was resumed.
@@ -88,14 +104,13 @@ class RunFolder {
   std::string name_of(const std::filesystem::path& file) const;
   void check(const std::filesystem::path& file) const;
   bool is_of_this_branch(const std::filesystem::path& file) const;
-  void keep_earlier(const std::filesystem::path& file);
   void restore_metrics(std::int64_t branch);
-  void find_states();
+  void find_states(bool list_is_lost);
   void save();
-  void set_aside(const std::vector<std::string>& names);
+  void set_aside(const std::vector<std::string>& names, bool overwrites);
   std::filesystem::path move_to(const std::string& run, std::set<std::filesystem::path> names);
   void remove_listed(std::vector<std::filesystem::path> files, bool list_changed);
-  void remove_all() const;
+  void remove_all();
 
   const std::filesystem::path folder_;
   mutable std::mutex mutex_;
@@ -104,16 +119,10 @@ class RunFolder {
   std::set<std::string> foreign_;  // checkpoints
   std::vector<std::string> replaced_;
   bool set_aside_ = false;  // and not resumed since
-  std::string job_;
-  std::string writing_;  // a checkpoint that is not listed yet
-  bool unsaved_ = false;
+  std::string job_, ended_within_;
+  std::string writing_;                          // a checkpoint that is not listed yet
+  std::set<std::filesystem::path> gone_shards_;  // listed until the next begin_shards()
+  bool unsaved_ = false, warned_ = false;
 };
-
-/// The name of a new folder for a checkpoint's shards: last-step=80-5f0c91a2-1b2c.shards
-std::string shards_name(const std::filesystem::path& checkpoint, std::int64_t step,
-                        const RunIdentity& identity);
-
-/// Whether a folder of shards is named as this run names its own.
-bool is_shards_of(const std::string& run, const std::filesystem::path& shards);
 
 }  // namespace ddprun::train

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <system_error>
 
 #include <ATen/core/jit_type.h>
@@ -23,8 +24,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using serialize::DtypeNames;
 using Unit = ddp::FullyShardedDataParallel::Unit;
-
-constexpr const char* kFolderEnd = ".shards";
 
 std::int64_t numel_of(const std::vector<std::int64_t>& sizes) {
   std::int64_t numel = 1;
@@ -385,31 +384,17 @@ std::vector<fs::path> shard_folders(const fs::path& folder) {
   std::vector<fs::path> folders;
   std::error_code error, ignored;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-    if (at->path().extension() == kFolderEnd && at->is_directory(ignored)) folders.push_back(at->path());
+    if (at->path().extension() == kShardsEnd && at->is_directory(ignored)) folders.push_back(at->path());
   return folders;
 }
 
-void remove_shards_but(const fs::path& folder, const std::string& run, const std::set<std::string>& used) {
+void remove_shards(const fs::path& folder) {
+  static const std::regex kOurs(R"(rank-\d+|\.rank-\d+\.tmp\.\d+)");
   std::error_code error;
-  for (const auto& path : shard_folders(folder))
-    if (!error && is_shards_of(run, path) && !used.contains(path.filename().string()))
-      fs::remove_all(path, error);
-  if (error && error != std::errc::no_such_file_or_directory)
-    throw IoError(folder, "cannot be rid of shards that no checkpoint uses", error.value());
-}
-
-void remove_unused_shards(const fs::path& folder, const std::string& run) {
-  std::set<std::string> used;
-  try {
-    for (const auto& path : checkpoint_files(folder)) {
-      const auto value = serialize::peek_pt(path);
-      if (value.isGenericDict() && value.toGenericDict().contains("shards"))
-        used.insert(parse_index(value.toGenericDict().at("shards").toStringRef()).folder);
-    }
-  } catch (const std::exception&) {
-    return;  // perhaps it will be readable again later
-  }
-  remove_shards_but(folder, run, used);
+  for (const auto& file : fs::directory_iterator(folder, error))
+    if (std::regex_match(file.path().filename().string(), kOurs) && !fs::remove(file, error) && error)
+      throw IoError(file, "cannot delete what no checkpoint uses", error.value());
+  fs::remove(folder, error);
 }
 
 }  // namespace ddprun::train

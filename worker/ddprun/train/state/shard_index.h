@@ -124,16 +124,12 @@ c10::IValue step_of(const DictReader& state, const std::string& parameter);
 void gather_shards(TrainingState& state, const std::filesystem::path& source,
                    const std::vector<std::string>& keys);
 
+inline constexpr const char* kShardsEnd = ".shards";
 /// The folders of shards in a folder of checkpoints; none if it cannot be read.
 std::vector<std::filesystem::path> shard_folders(const std::filesystem::path& folder);
 
-/// Removes a run's shard folders that are not among these. throws  IoError
-void remove_shards_but(const std::filesystem::path& folder, const std::string& run,
-                       const std::set<std::string>& used);
-
-/// Removes a run's shard folders that belong to no checkpoint in the folder. If a checkpoint cannot be read,
-/// removes nothing.
-void remove_unused_shards(const std::filesystem::path& folder, const std::string& run);
+/// Removes what ranks wrote to a folder of shards, and the folder if nothing else is in it. throws  IoError
+void remove_shards(const std::filesystem::path& folder);
 
 // -- the optimizer's part --
 

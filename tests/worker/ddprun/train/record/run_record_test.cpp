@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cerrno>
+#include <cmath>
 #include <fstream>
 #include <initializer_list>
 #include <memory>
@@ -251,6 +252,41 @@ TEST_CASE("metrics that cannot be read are begun anew by a resumed run", "[run_r
   TestRun record(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 7});
   record.add_metrics({{"step", 8}, {"loss", 1}});
   CHECK(read_file(dir.path() / "metrics.csv") == "step,loss\n8,1\n");
+  CHECK(read_file(dir.path() / "metrics-branch=1.csv") == "step\nmany\n");
+}
+
+TEST_CASE("metrics that cannot be opened are refused by a resumed run, and stay", "[run_record]") {
+  const TempDir dir;
+  const auto file = dir.path() / GENERATE("metrics.csv", "metrics.jsonl");
+  TestRun(dir.path(), {.columns = {"step"}}).add_metrics({{"step", 1}});
+  fs::remove(file);
+  fs::create_symlink("gone", file);
+  CHECK_THROWS_WITH(TestRun(dir.path(), {.columns = {"step"}, .resumed_at = 1}),
+                    ContainsSubstring(file.string() + ": cannot open"));
+  CHECK(fs::is_symlink(file));
+}
+
+TEST_CASE("each of a resumed run's files of metrics keeps its rows, and gets the other's if it has none",
+          "[run_record]") {
+  const TempDir dir;
+  const auto csv = dir.path() / "metrics.csv", jsonl = dir.path() / "metrics.jsonl";
+  {
+    TestRun record(dir.path(), {.columns = {"step", "loss"}});
+    for (const double step : {1, 2, 3}) record.add_metrics({{"step", step}, {"loss", 0.1}});
+    record.add_metrics({{"step", 4}, {"loss", std::nan("")}});
+  }
+  std::string in_csv = "step,loss\n1,0.1\n2,0.1\n3,0.1\n";
+  std::string in_jsonl = "{\"step\":1,\"loss\":0.1}\n{\"step\":2,\"loss\":0.1}\n{\"step\":3,\"loss\":0.1}\n";
+  SECTION("the one is gone") { fs::remove(csv); }
+  SECTION("the other is gone") { fs::remove(jsonl); }
+  SECTION("the one is empty") { fs::resize_file(csv, 0); }
+  SECTION("the one has fewer") {
+    std::ofstream(csv) << (in_csv = "step,loss\n1,0.1\n");
+    CHECK(TestRun(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 3}).rows() == 1);
+  }
+  TestRun(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 3}).add_metrics({{"step", 9}});
+  CHECK(read_file(csv) == in_csv + "9,\n");
+  CHECK(read_file(jsonl) == in_jsonl + "{\"step\":9}\n");
 }
 
 namespace {

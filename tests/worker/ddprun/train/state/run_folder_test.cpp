@@ -167,6 +167,7 @@ TEST_CASE("a run that was killed before it listed its first checkpoint is set as
   fs::create_directories(dir.path() / "checkpoints");
   RunFolder killed(dir.path());
   killed.begin(kNames);
+  killed.make_way(dir.path() / "checkpoints/last.pt");
   save_checkpoint(dir.path() / "checkpoints/last.pt", state_of(killed.identity(), 10));
   RunFolder(dir.path()).begin(kNames);
   CHECK_FALSE(find_resume(dir.path()).found());
@@ -202,6 +203,9 @@ TEST_CASE("a run whose checkpoints are on a disk of their own cannot be set asid
     }
     ensure(RunFolder(dir.path()).identity() == run && find_resume(dir.path()).state.step == 10,
            "and is still a run");
+    ensure(!fs::exists(dir.path() / ("replaced-" + run.run)) &&
+               read_file(dir.path() / "run.json").find("set_aside") == std::string::npos,
+           "of which nothing says that it is replaced");
   });
 }
 
@@ -283,13 +287,74 @@ TEST_CASE("a folder of an older version is read, and nothing in it is removed or
   }
 }
 
-TEST_CASE("states that a run had no time to list are its own all the same", "[run_folder]") {
+TEST_CASE("a state that a run had no time to list is its own all the same", "[run_folder]") {
   const TempDir dir;
   const auto identity = make_run(dir.path());
-  save_checkpoint(dir.path() / "checkpoints/epoch=1.pt", state_of(identity, 11));
+  const auto newest = dir.path() / "checkpoints/epoch=1.pt";
+  RunFolder(dir.path()).make_way(newest);
+  save_checkpoint(newest, state_of(identity, 11));
   RunFolder folder(dir.path());
   folder.resume(identity, /*is_newest=*/true, kNames);
-  CHECK(folder.branch_of(dir.path() / "checkpoints/epoch=1.pt") == 1);
+  CHECK(folder.branch_of(newest) == 1);
+}
+
+TEST_CASE("a copy of a state that somebody made is continued, and never replaced or removed",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto checkpoints = dir.path() / "checkpoints";
+  for (const char* name : {"good.pt", "epoch=1-step=10-best.pt"})
+    fs::copy_file(checkpoints / "last.pt", checkpoints / name);
+  const auto copy = read_file(checkpoints / "good.pt");
+  const bool resumes = GENERATE(true, false);
+  if (resumes && GENERATE(true, false)) fs::remove(dir.path() / "run.json");
+  RunFolder folder(dir.path());
+  if (resumes)
+    folder.resume(identity, /*is_newest=*/true, kNames);
+  else
+    folder.begin(kNames);
+  save(folder, "last.pt", 20, {checkpoints / "good.pt"});
+  CHECK(folder.branch_of(checkpoints / "good.pt") == 0);
+  CHECK(read_file(checkpoints / "good.pt") == copy);
+  CHECK(read_file(checkpoints / "epoch=1-step=10-best.pt") == copy);
+  fs::remove(checkpoints / "last.pt");
+  if (resumes) CHECK(find_resume(dir.path()).state.step == 10);
+}
+
+TEST_CASE("without its list a run knows its states by the names that it gives", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto checkpoints = dir.path() / "checkpoints";
+  const std::set<std::string> own = {"epoch=1-step=10.pt", "epoch=12-step=345-v2.pt"};
+  for (const auto& name : own) fs::copy_file(checkpoints / "last.pt", checkpoints / name);
+  fs::remove(dir.path() / "run.json");
+  RunFolder folder(dir.path());
+  folder.resume(identity, /*is_newest=*/true, kNames);
+  for (const auto& name : own) CHECK(folder.branch_of(checkpoints / name) == 1);
+}
+
+TEST_CASE("a run that has weights or a summary, and no checkpoint, is set aside", "[run_folder]") {
+  const TempDir dir;
+  const std::string name = GENERATE("checkpoint.pt", "summary.json");
+  fs::create_directories(dir.path() / "checkpoints");
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  const auto ended = folder.identity();
+  folder.claim(dir.path() / name);
+  write(dir.path() / name, "of hours");
+  SECTION("until the new one has a checkpoint") {
+    folder.begin(kNames);
+    CHECK(folder.identity().run != ended.run);
+    CHECK(read_file(dir.path() / ("replaced-" + ended.run) / name) == "of hours");
+    save(folder, "last.pt", 1);
+    CHECK_FALSE(fs::exists(dir.path() / ("replaced-" + ended.run)));
+  }
+  SECTION("for good, if nobody has said that it is to be overwritten") {
+    folder.begin(kNames, /*overwrites=*/false);
+    save(folder, "last.pt", 1);
+    CHECK(read_file(dir.path() / "replaced-earlier" / name) == "of hours");
+    CHECK(RunFolder(dir.path() / "replaced-earlier").identity() == ended);
+  }
 }
 
 TEST_CASE("a state of another run is not continued", "[run_folder]") {
@@ -322,13 +387,46 @@ TEST_CASE("a new run is not continued from a state that an earlier one had kept"
 TEST_CASE("shards whose checkpoint is gone are set aside with their run", "[run_folder]") {
   const TempDir dir;
   const auto identity = make_run(dir.path());
-  const auto shards = dir.path() / "checkpoints" / shards_name("last.pt", 10, identity);
+  const auto shards = RunFolder(dir.path()).begin_shards(dir.path() / "checkpoints/last.pt", 10).front();
   write(shards / "rank-0", "weights");
   fs::remove(dir.path() / "checkpoints/last.pt");
   RunFolder folder(dir.path());
   folder.begin(kNames);
   CHECK(folder.identity().run != identity.run);
   CHECK(fs::exists(dir.path() / ("replaced-" + identity.run) / "checkpoints" / shards.filename() / "rank-0"));
+}
+
+TEST_CASE("of folders of shards only what the run has listed and its ranks have written is removed",
+          "[run_folder]") {
+  const TempDir dir;
+  make_run(dir.path());
+  const auto checkpoints = dir.path() / "checkpoints";
+  const auto own = RunFolder(dir.path()).begin_shards(checkpoints / "last.pt", 10).front().filename();
+  const std::vector<std::string> others = {"backup-" + own.string() + "/rank-0", own.string() + "/notes.txt",
+                                           own.string() + "/rank-0.txt"};
+  for (const auto& name : others) write(checkpoints / name, "mine");
+  for (const char* name : {"rank-0", "rank-12", ".rank-1.tmp.345"}) write(checkpoints / own / name, "shards");
+  RunFolder folder(dir.path());  // of the next process: the run was killed as soon as it had begun them
+  SECTION("if a listed checkpoint cannot be read, it may need them") {
+    write(checkpoints / "last.pt", "damaged");
+    folder.remove_unused_shards();
+    CHECK(fs::exists(checkpoints / own / "rank-0"));
+  }
+  SECTION("what cannot be read and is not listed does not keep them") {
+    write(checkpoints / "mine.pt", "mine");
+    folder.remove_unused_shards();
+    for (const auto& name : others) CHECK(read_file(checkpoints / name) == "mine");
+    CHECK(files_in(checkpoints / own) == std::set<std::string>{"notes.txt", "rank-0.txt"});
+  }
+  SECTION("and the folder, if nothing else is in it") {
+    for (const char* name : {"notes.txt", "rank-0.txt"}) fs::remove(checkpoints / own / name);
+    folder.remove_unused_shards();
+    CHECK_FALSE(fs::exists(checkpoints / own));
+    const auto next = folder.begin_shards(checkpoints / "last.pt", 20);  // others may have their part of it
+    CHECK(next.back() == checkpoints / own);
+    CHECK(folder.branch_of(checkpoints / own) == 0);
+    CHECK(RunFolder(dir.path()).branch_of(next.front()) == 1);
+  }
 }
 
 TEST_CASE("another run's state in the place of one's own is kept", "[run_folder]") {
