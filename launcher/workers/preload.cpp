@@ -77,6 +77,7 @@ Preload::Preload(asio::io_context& io, Guard& guard, std::vector<std::string> mo
       reading_(io),
       restart_(io),
       news_(io) {
+  std::erase(worker_.env, "PYTHONPATH=");  // with our folder in front it would name the current one
   try {
     if (folder_.string().find(':') != std::string::npos)
       throw IoError(folder_, "a folder in PYTHONPATH cannot have a ':' in its name (TMPDIR)");
@@ -95,8 +96,8 @@ void Preload::start() {
   WorkerSpec process = worker_;
   put_in_front_of_python_path(process.env, folder_);
   process.env.push_back("DDPRUN_PRELOAD_FD=" + std::to_string(theirs.get()));
-  process.argv = {worker_.argv[0], worker_.argv[1], "-c", refusing_program(theirs.get()), program_};
-  process.argv.insert(process.argv.end(), worker_.argv.begin(), worker_.argv.end());
+  process.argv = {worker_.argv[0], worker_.argv[1], "-c", refusing_program(theirs.get())};
+  process.argv.insert(process.argv.end(), worker_.argv.begin() + 2, worker_.argv.end());
   process.inherited_fds = {theirs.get()};
   const nlohmann::json settings{
       {"modules", modules_}, {"launcher", ::getpid()}, {"traceable", worker_.traceable}};

@@ -4,21 +4,27 @@
 import os
 import sys
 
-if sys.argv[0] == "-c":  # the first start has only shown that this Python imports us
-    os.execve(sys.argv[1], sys.argv[2:], os.environ)
+if sys.argv[0] == "-c":  # this start has shown that the Python imports us: now the command line of the script, as whatever started Python has it
+    flags = sys.orig_argv[: -len(sys.argv) - 1]
+    os.execve(sys.executable, flags + sys.argv[1:], os.environ)
 
-import contextlib
-import ctypes
-import gc
-import importlib
-import importlib.util
-import io
-import json
-import runpy
-import signal
-import socket
-import time
-import warnings
+try:
+    import contextlib
+    import ctypes
+    import gc
+    import importlib
+    import importlib.util
+    import io
+    import json
+    import runpy
+    import signal
+    import socket
+    import threading
+    import time
+    import warnings
+except BaseException:  # or the script would run here
+    os.write(int(os.environ["DDPRUN_PRELOAD_FD"]), b'{"refused": "this Python lacks a module such as ctypes or socket"}')
+    os._exit(1)
 
 # What these import only when they are first used: a worker would wait for it.
 LATER = {"torch": ["torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch.optim", "torch._dynamo"]}
@@ -78,28 +84,25 @@ def load(name):
             importlib.import_module(later)
 
 
-def thread_names():
-    names = []
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
-            names.append(file.read().strip())
-    return names
+def count_threads():
+    return len(os.listdir("/proc/self/task"))
 
 
 def check_can_fork(modules):
     """A fork has only the thread that forks, and no CUDA."""
-    if len(thread_names()) > 1:  # those of OpenBLAS end before a fork
+    if count_threads() > 1:  # those of OpenBLAS end before a fork
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns of a fork with threads
             pid = os.fork()
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    if len(thread_names()) > 1:
-        raise Refused(f"{', '.join(modules)}: a thread runs after the import ({', '.join(thread_names()[1:])}), and a fork would not have it")
+    if count_threads() > 1:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        raise Refused(f"the import of {', '.join(modules)} has started a thread ({', '.join(names) or 'not by Python'}), and forks would not have it")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        raise Refused(f"{', '.join(modules)}: the import has initialized CUDA, which a fork cannot use")
+        raise Refused(f"the import of {', '.join(modules)} has initialized CUDA, which forks cannot use")
 
 
 def serve(control, settings):
@@ -165,6 +168,7 @@ def obey(order, fds):
     reopen("stdin", 0, "rb")
     reopen("stdout", 1, "wb")
     reopen("stderr", 2, "wb")
+    threading.main_thread()._set_native_id()
     if "numpy.random" in sys.modules:  # Python's own generator does it itself
         sys.modules["numpy.random"].seed()
 
@@ -195,6 +199,8 @@ def run():
         sys.path.remove(ours)
         sys.path_importer_cache.pop(ours, None)
         settings = json.loads(control.recv(1 << 16))
+        if sys.version_info < (3, 10):
+            raise Refused("expected Python 3.10 or newer, got " + sys.version.split()[0])
         is_module = sys.argv[0] == "-m"
         if not is_module and not os.path.isfile(sys.argv[0]):
             raise Refused(f"{sys.argv[0]} is not a regular file")
