@@ -21,6 +21,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/recovery.h>
 #include <ddprun/common/text.h>
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 
@@ -281,11 +282,15 @@ void Preload::stop_process() {
 void Preload::end() {
   constexpr auto kDies = std::chrono::seconds(1);
   restart_.cancel();
-  const pid_t pid = process_ ? process_->pid : -1;
+  if (!process_) return;
+  const pid_t pid = process_->pid;
   stop_process();
   const auto until = std::chrono::steady_clock::now() + kDies;
-  while (pid > 0 && ::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < until)
+  while (::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < until)
     ::usleep(1000);
+  // What the imports had started has become ours; whatever the workers left was ended with them.
+  for (const pid_t left : children([this](pid_t child) { return guard_.is_of_job(child); }))
+    ::kill(left, SIGKILL);
 }
 
 }  // namespace ddprun::launcher

@@ -4,6 +4,9 @@
 import os
 import sys
 
+if sys.version_info < (3, 10):
+    os.write(int(os.environ["DDPRUN_PRELOAD_FD"]), b'{"refused": "expected Python 3.10 or newer"}')
+    os._exit(1)
 if sys.argv[0] == "-c":  # this start has shown that the Python imports us: now the command line of the script, as whatever started Python has it
     flags = sys.orig_argv[: -len(sys.argv) - 1]
     os.execve(sys.executable, flags + sys.argv[1:], os.environ)
@@ -89,20 +92,25 @@ def count_threads():
 
 
 def check_can_fork(modules):
-    """A fork has only the thread that forks, and no CUDA."""
-    if count_threads() > 1:  # those of OpenBLAS end before a fork
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of a fork with threads
-            pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+    """A fork has only the thread that forks, and cannot use CUDA if its parent has."""
+    imports = "the import of " + ", ".join(modules)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of a fork with threads
+        pid = os.fork()  # a trial, and the threads of OpenBLAS end before a fork
+    if pid == 0:
+        os._exit(1 if cuda is not None and getattr(cuda, "_is_in_bad_fork", bool)() else 0)
+    is_bad = os.waitpid(pid, 0)[1] != 0
     if count_threads() > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        raise Refused(f"the import of {', '.join(modules)} has started a thread ({', '.join(names) or 'not by Python'}), and forks would not have it")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise Refused(f"the import of {', '.join(modules)} has initialized CUDA, which forks cannot use")
+        raise Refused(f"{imports} has started a thread ({', '.join(names) or 'not by Python'}), and forks would not have it")
+    if is_bad or (cuda is not None and cuda.is_initialized()):
+        raise Refused(f"{imports} has initialized CUDA, which forks cannot use")
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            device = os.readlink("/proc/self/fd/" + fd)
+            if device in ("/dev/nvidia-uvm", "/dev/kfd"):  # those of CUDA and ROCm
+                raise Refused(f"{imports} has opened {device}, and forks could not use the GPUs")
 
 
 def serve(control, settings):
@@ -199,8 +207,6 @@ def run():
         sys.path.remove(ours)
         sys.path_importer_cache.pop(ours, None)
         settings = json.loads(control.recv(1 << 16))
-        if sys.version_info < (3, 10):
-            raise Refused("expected Python 3.10 or newer, got " + sys.version.split()[0])
         is_module = sys.argv[0] == "-m"
         if not is_module and not os.path.isfile(sys.argv[0]):
             raise Refused(f"{sys.argv[0]} is not a regular file")

@@ -216,12 +216,15 @@ TEST_CASE("where --preload cannot help, one line says why and workers import for
   const auto [text, reason] = GENERATE(
       std::pair("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='mine', daemon=True).start()",
                 "the import of early has started a thread (mine)"),
+      std::pair("import sys, torch", "the import of early has initialized CUDA, which forks cannot use"),
       std::pair("1 / 0", "early: ZeroDivisionError: division by zero"),
       std::pair("import sys\nsys.exit('enough')", "the import ends Python: SystemExit('enough')"),
       std::pair("import os\nos._exit(0)", "Python ended before it had imported the modules"),
       std::pair("import not_there", "early: No module named 'not_there'"), std::pair("isolated", "PYTHONPATH"));
   CAPTURE(reason);
   folder.write("early.py", text);
+  folder.write("torch.py", "import os\nclass cuda:\n    def is_initialized(): return False\n"
+                           "    def _is_in_bad_fork(here=os.getpid()): return os.getpid() != here\n");
   folder.write("program.py", "import loaded\nprint('ran')\n");
   Command command = folder.command({"--nproc-per-node=2", "--preload=early"}, {"program.py"});
   if (text == std::string("isolated")) {
@@ -296,13 +299,15 @@ TEST_CASE("a process with the modules that is killed is started again, and the j
   check_nothing_left(child);
 }
 
-TEST_CASE("nothing is left of --preload when ddprun is killed", "[preload]") {
+TEST_CASE("nothing is left of --preload when ddprun ends or is killed", "[preload]") {
   const Folder folder;
   folder.write("program.py", kWaits);
-  Child child(folder.command({"--nproc-per-node=2", "--preload=loaded"}, {"program.py"}));
+  folder.write("early.py", "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n");
+  const int signal = GENERATE(SIGKILL, SIGTERM);
+  Child child(folder.command({"--nproc-per-node=2", "--preload=loaded,early"}, {"program.py"}));
   REQUIRE(child.wait_for_output("runs 0", 2));
-  child.send_signal(SIGKILL);
-  CHECK(child.wait() == ExitStatus::killed(SIGKILL));
+  child.send_signal(signal);
+  CHECK(child.wait() == ExitStatus::killed(signal));
   CHECK(child.nothing_left());
 }
 
