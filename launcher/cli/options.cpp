@@ -174,8 +174,9 @@ std::vector<Setting> own_flags(Options& options) {
       settings::choice<Recover>("recover", options.recover,
                                 {{"all", Recover::kAll}, {"rank", Recover::kRank}}),
       settings::integer("standby", options.standby, 0, 1024, ""),
-      parsed("preload", options.preload, parse_modules,
-             "names of Python modules separated by commas, such as torch,transformers, or files that end in .py")
+      parsed(
+          "preload", options.preload, parse_modules,
+          "names of Python modules separated by commas, such as torch,transformers, or files that end in .py")
           .or_empty(),
       prefix,
       no_prefix,
@@ -290,9 +291,10 @@ void read_program(const Values& values, Options& options) {
   }
   if (options.preload.empty() || options.program_kind != ProgramKind::kExecutable) return;
   if (!no_python)
-    throw UsageError(values.source("preload") +
-                     ": expected a Python program, which is a file that ends in .py, or -m and a module; got " +
-                     single_quoted(options.program[0]));
+    throw UsageError(
+        values.source("preload") +
+        ": expected a Python program, which is a file that ends in .py, or -m and a module; got " +
+        single_quoted(options.program[0]));
   options.notes.emplace_back("--preload has no effect with --no-python, which runs the program as it is");
   options.preload.clear();
 }

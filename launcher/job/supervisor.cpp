@@ -235,8 +235,10 @@ void start_preload(Job& job, const std::filesystem::path& temp, std::optional<Pr
   worker.argv = job.program.argv;
   worker.env = common_environment(job, job.workers);
   worker.traceable = may_hang(job.options);
-  for (const CpuList& cpus : job.placement.cpus) worker.cpus.insert(worker.cpus.end(), cpus.begin(), cpus.end());
-  preload.emplace(job.io, job.guard, job.options.preload, job.program.path, std::move(worker), temp / "preload");
+  for (const CpuList& cpus : job.placement.cpus)
+    worker.cpus.insert(worker.cpus.end(), cpus.begin(), cpus.end());
+  preload.emplace(job.io, job.guard, job.options.preload, job.program.path, std::move(worker),
+                  temp / "preload");
   job.preload = &*preload;
 }
 

@@ -60,9 +60,9 @@ std::pair<UniqueFd, UniqueFd> socket_pair() {
 /// Whether a fork can be given the arguments: the interpreter has the script's name already.
 bool same_program(const std::vector<std::string>& one, const std::vector<std::string>& other) {
   const std::size_t words = other.size() > 2 && other[2] == "-m" ? 4 : 3;
-  return one.size() == other.size() && std::equal(one.begin(), one.begin() + static_cast<std::ptrdiff_t>(
-                                                                   std::min(words, one.size())),
-                                                  other.begin());
+  return one.size() == other.size() &&
+         std::equal(one.begin(), one.begin() + static_cast<std::ptrdiff_t>(std::min(words, one.size())),
+                    other.begin());
 }
 
 }  // namespace
@@ -173,7 +173,8 @@ void Preload::take(const std::string& packet) {
 void Preload::take_fork(pid_t pid, UniqueFd channel) {
   if (pid <= 0 || !lives(pid)) return;  // not, or no longer, a child of ours
   guard_.watch(pid);
-  forks_.push_back({{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))}, std::move(channel)});
+  forks_.push_back(
+      {{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))}, std::move(channel)});
 }
 
 /// The process has ended without a word.
@@ -225,7 +226,8 @@ asio::awaitable<void> Preload::have(std::size_t count, const std::function<bool(
   asked_.clear();
   wanted_ = 0;
   if (!fork_failure_.empty())
-    log_warning("--preload: " + printable(fork_failure_) + ": workers that are no forks import for themselves");
+    log_warning("--preload: " + printable(fork_failure_) +
+                ": workers that are no forks import for themselves");
 }
 
 void Preload::ask() {
@@ -286,8 +288,7 @@ void Preload::end() {
   const pid_t pid = process_->pid;
   stop_process();
   const auto until = std::chrono::steady_clock::now() + kDies;
-  while (::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < until)
-    ::usleep(1000);
+  while (::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < until) ::usleep(1000);
   // What the imports had started has become ours; whatever the workers left was ended with them.
   for (const pid_t left : children([this](pid_t child) { return guard_.is_of_job(child); }))
     ::kill(left, SIGKILL);

@@ -23,13 +23,13 @@ namespace ddprun::launcher {
 /// --preload: a process of the workers' Python that has imported modules. Workers are forks of it, so they do
 /// not wait for these imports, and share their memory. Where it cannot be had, they start as always.
 ///
-/// It is made by starting the workers' own command line, with a `sitecustomize` of ours (preload.py) in front of
-/// PYTHONPATH. Python imports that before it runs the script. In a fork the import returns, so that the script
-/// runs as in any process. Over a SOCK_SEQPACKET socket, DDPRUN_PRELOAD_FD, we send
+/// It is made by starting the workers' own command line, with a `sitecustomize` of ours (preload.py) in front
+/// of PYTHONPATH. Python imports that before it runs the script. In a fork the import returns, so that the
+/// script runs as in any process. Over a SOCK_SEQPACKET socket, DDPRUN_PRELOAD_FD, we send
 ///   {"modules": ["torch"], "launcher": 17, "traceable": false}
-/// and get {"ready": true}, {"refused": REASON} or {"missing": REASON}. After that we send, for each fork, a number
-/// with a socket, and get {"fork": NUMBER, "pid": PID} or {"failed": NUMBER, "why": REASON}. On its socket the
-/// fork waits for a StandbyOrder.
+/// and get {"ready": true}, {"refused": REASON} or {"missing": REASON}. After that we send, for each fork, a
+/// number with a socket, and get {"fork": NUMBER, "pid": PID} or {"failed": NUMBER, "why": REASON}. On its
+/// socket the fork waits for a StandbyOrder.
 class Preload {
  public:
   using Clock = LoopClock;
@@ -93,7 +93,7 @@ class Preload {
   std::filesystem::path folder_;
   State state_ = State::kNone;
   bool was_ready_ = false;  ///< one that ends then is started again
-  std::string missing_;  ///< the module that does not exist
+  std::string missing_;     ///< the module that does not exist
   std::optional<Process> process_;
   UniqueFd socket_;
   boost::asio::posix::stream_descriptor reading_;  ///< the same descriptor
@@ -102,8 +102,8 @@ class Preload {
   std::size_t wanted_ = 0;
   std::string fork_failure_;
   std::vector<Fork> forks_;
-  std::chrono::seconds pause_{1};  ///< before the next start
-  Timer restart_, news_;           ///< news_ is cancelled when a packet has come
+  std::chrono::seconds pause_{1};                         ///< before the next start
+  Timer restart_, news_;                                  ///< news_ is cancelled when a packet has come
   std::shared_ptr<int> token_ = std::make_shared<int>();  ///< for handlers: we still exist
 };
 

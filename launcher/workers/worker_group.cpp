@@ -54,8 +54,7 @@ bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_
 }  // namespace
 
 WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
-                         int attempt, bool cautious, bool whole_groups,
-                         Preload* preload)
+                         int attempt, bool cautious, bool whole_groups, Preload* preload)
     : events_(events),
       signals_(signals),
       guard_(guard),

@@ -110,14 +110,13 @@ TEST_CASE("a worker of --preload sees what one that Python starts sees", "[prelo
   CHECK(folder.imports() == 1);
   CHECK(forked_err == ordinary_err);
   std::istringstream of_ordinary(ordinary), of_forked(forked);
-  for (std::string one, other; std::getline(of_ordinary, one) && std::getline(of_forked, other);)
-    {
-      const auto expected = nlohmann::json::parse(one), seen = nlohmann::json::parse(other);
-      for (const auto& [key, value] : expected.items()) {
-        CAPTURE(key);
-        CHECK(seen[key].dump() == value.dump());
-      }
+  for (std::string one, other; std::getline(of_ordinary, one) && std::getline(of_forked, other);) {
+    const auto expected = nlohmann::json::parse(one), seen = nlohmann::json::parse(other);
+    for (const auto& [key, value] : expected.items()) {
+      CAPTURE(key);
+      CHECK(seen[key].dump() == value.dump());
     }
+  }
 }
 
 TEST_CASE("a worker of --preload ends as one that Python starts ends", "[preload]") {
@@ -127,8 +126,10 @@ TEST_CASE("a worker of --preload ends as one that Python starts ends", "[preload
       "def f(x):\n    return 1 / x\n\nf(0)", "import os\nos.kill(os.getpid(), 9)", "import os\nos.abort()",
       "raise KeyboardInterrupt", "this is no Python", "import os\nos._exit(3)",
       "import atexit, sys, threading, time\n"
-      "atexit.register(print, 'exits')\nthreading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
-      "open('/proc/self/fd/1', 'w').write('from a file that is not closed\\n')\nsys.stdout.write('unfinished')");
+      "atexit.register(print, 'exits')\nthreading.Thread(target=lambda: (time.sleep(0.2), "
+      "print('thread'))).start()\n"
+      "open('/proc/self/fd/1', 'w').write('from a file that is not "
+      "closed\\n')\nsys.stdout.write('unfinished')");
   CAPTURE(program);
   folder.write("program.py", program + "\n");
   const auto run = [&](std::vector<std::string> flags) {
@@ -214,17 +215,20 @@ if rank == "0": print(rounds.recv(1000).decode(), flush=True)
 TEST_CASE("where --preload cannot help, one line says why and workers import for themselves", "[preload]") {
   const Folder folder;
   const auto [text, reason] = GENERATE(
-      std::pair("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='mine', daemon=True).start()",
+      std::pair("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='mine', "
+                "daemon=True).start()",
                 "the import of early has started a thread (mine)"),
       std::pair("import sys, torch", "the import of early has initialized CUDA, which forks cannot use"),
       std::pair("1 / 0", "early: ZeroDivisionError: division by zero"),
       std::pair("import sys\nsys.exit('enough')", "the import ends Python: SystemExit('enough')"),
       std::pair("import os\nos._exit(0)", "Python ended before it had imported the modules"),
-      std::pair("import not_there", "early: No module named 'not_there'"), std::pair("isolated", "PYTHONPATH"));
+      std::pair("import not_there", "early: No module named 'not_there'"),
+      std::pair("isolated", "PYTHONPATH"));
   CAPTURE(reason);
   folder.write("early.py", text);
-  folder.write("torch.py", "import os\nclass cuda:\n    def is_initialized(): return False\n"
-                           "    def _is_in_bad_fork(here=os.getpid()): return os.getpid() != here\n");
+  folder.write("torch.py",
+               "import os\nclass cuda:\n    def is_initialized(): return False\n"
+               "    def _is_in_bad_fork(here=os.getpid()): return os.getpid() != here\n");
   folder.write("program.py", "import loaded\nprint('ran')\n");
   Command command = folder.command({"--nproc-per-node=2", "--preload=early"}, {"program.py"});
   if (text == std::string("isolated")) {
