@@ -41,6 +41,8 @@ if sys.argv[1:] == ["fail"]:
             os.write(1, b"fails %f\\n" % time.monotonic())
             os._exit(3)
         time.sleep(60)
+    dist.barrier()  # or a rank that is late may lose the other
+    time.sleep(0.5)
     os._exit(0)
 time.sleep(600)
 """
