@@ -160,7 +160,7 @@ if __name__ == "__main__":
   CHECK(folder.imports() == 1);
 }
 
-TEST_CASE("--expand gives each worker of --preload its own arguments", "[preload]") {
+TEST_CASE("each worker of --preload has its own arguments with --expand", "[preload]") {
   const Folder folder;
   folder.write("program.py", "import sys\nprint(sys.argv, sys.orig_argv[-2:])\n");
   const Finished run(folder.command({"--nproc-per-node=2", "--preload=loaded", "--expand"},

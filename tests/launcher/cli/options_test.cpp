@@ -243,7 +243,7 @@ TEST_CASE("an unambiguous beginning of a flag's name will do", "[options]") {
       ContainsSubstring("did you mean --rdzv-backend, --rdzv-endpoint, --rdzv-id or --rdzv-conf?"));
 }
 
-TEST_CASE("--preload is a list of modules and files for a Python program", "[options]") {
+TEST_CASE("what workers have imported is a list of modules and files", "[options]") {
   using Words = std::vector<std::string>;
   const auto modules = [](const std::string& list) {
     return parse_all({"--preload=" + list, "a.py"}).preload;
