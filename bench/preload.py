@@ -6,7 +6,7 @@ usage: preload.py [--runs 5] [--workers 8] [--bin build/bin] [--python python3]
 Launchers take turns: torchrun of that Python, ddprun, and ddprun --preload=torch. Medians (min-max) of
   launch   from the launcher's start to the end of the first step of the last of --workers ranks
   memory   of all of these processes and their launcher while they wait after that step: proportional set size, so shared pages count once
-  restart  two ranks, one of which exits after its first step: to the end of the first step of the last rank of the next attempt
+  restart  (hung: no such step within 30 s) two ranks, one of which exits after its first step: to the end of the first step of the last rank of the next attempt
 """
 import argparse
 import os
@@ -82,14 +82,25 @@ def launch(command, workers, program):
 
 
 def restart(command, program):
-    done = subprocess.run([*command, "--nproc-per-node=2", program, "fail"], capture_output=True, text=True, check=True)
-    steps = [float(time) for time in re.findall(r"^step (\S+)", done.stdout, re.M)]
-    fails = float(re.search(r"^fails (\S+)", done.stdout, re.M)[1])
-    return max(steps) - fails
+    """Seconds; None: the ranks did not come up again."""
+    job = subprocess.Popen([*command, "--nproc-per-node=2", program, "fail"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        out = job.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        for pid in descendants(job.pid):
+            os.kill(pid, signal.SIGKILL)
+        job.communicate()
+        return None
+    steps = [float(step) for step in re.findall(r"^step (\S+)", out, re.M)]
+    fails = float(re.search(r"^fails (\S+)", out, re.M)[1])
+    return max(steps) - fails if len(steps) == 4 and job.returncode == 0 else None
 
 
 def shown(values, digits):
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    hung, values = values.count(None), [value for value in values if value is not None]
+    if not values:
+        return "hung"
+    return ("" if hung == 0 else f"hung {hung} times, else ") + f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def main():
@@ -110,6 +121,7 @@ def main():
         for _ in range(arguments.runs):
             for name, command in cases.items():
                 seconds, memory = launch(command, arguments.workers, program)
+                print(name, seconds, memory, file=sys.stderr, flush=True)
                 for values, value in zip(results[name], (seconds, memory, restart(command, program))):
                     values.append(value)
     print(f"| | {arguments.workers} ranks: first step of the last, s | memory, MiB | restart of 2 ranks, s |\n|---|---|---|---|")
