@@ -5,9 +5,9 @@ usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun tor
                    [--torchft PYTHON] [--limit 60] [--cases TEXT] [--worker-flags='FLAG...'] [--batch-size 128]
                    [--goodput SECONDS --steps 900] [--cost PAIRS]
 
-Cases that take turns: the worker and a Python program on ddprun.elastic under `ddprun --recover=rank`, the worker with all ranks killed and, for root, on two nodes and a spare, the
-worker and a Python program restarted as a whole from a checkpoint every 5 steps and, if they are given, the Python program under torchrun and
-under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python that has it. A venv for both (torch is the other Python's):
+Cases that take turns: the worker and a Python program on ddprun.elastic under `ddprun --recover=rank`, the worker with all ranks killed and, for
+root, on two nodes and a spare, the worker and a Python program restarted as a whole from a checkpoint every 5 steps (the Python programs also with
+--preload=torch) and, if they are given, the Python program under torchrun and under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python that has it. A venv for both (torch is the other Python's):
 
     python3 -m venv peers && dirname $(dirname $(PYTHON_WITH_TORCH -c 'import torch; print(torch.__file__)')) >$(echo peers/lib/*/site-packages)/torch.pth
     peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
@@ -148,6 +148,10 @@ def cases(arguments, every=5):
         found[" ".join(["ddprun --recover=rank", *standby, ", Python"]).replace(" ,", ",")] = (
             lambda folder, steps, standby=standby: [arguments.bin / "ddprun", *recover(folder), *standby, "--max-restarts=1000", arguments.python,
                                                     ROOT / "bench/mnist_elastic.py", arguments.data, steps], 1)
+    warm = ["env", f"PYTHON_EXEC={arguments.python}", arguments.bin / "ddprun", "--max-restarts=1000", "--preload=torch"]
+    found["ddprun --recover=rank --preload=torch, Python"] = (
+        lambda folder, steps: [*warm, *recover(folder), ROOT / "bench/mnist_elastic.py", arguments.data, steps], 1)
+    found["ddprun --preload=torch, Python"] = (lambda folder, steps: [*warm, *one(folder), *python, *saved(folder, steps)], 1)
     if os.geteuid() == 0:
         found["ddprun --recover=rank, worker, 2 nodes and a spare"] = (
             lambda folder, steps: ["unshare", "--net", ROOT / "bench/several_nodes.py", 3, *worker(arguments, folder, [], several, steps)], 1)

@@ -33,26 +33,6 @@ struct Control {
   alignas(cmsghdr) char bytes[CMSG_SPACE(kMaxFds * sizeof(int))] = {};
 };
 
-/// Sends a packet without waiting; at most 16 descriptors. False if the receiver is gone or does not read.
-bool send_packet(int fd, const std::string& text, const std::vector<int>& fds = {}) {
-  if (fds.size() > kMaxFds) return false;
-  iovec part{const_cast<char*>(text.data()), text.size()};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  Control control;
-  if (const std::size_t size = fds.size() * sizeof(int); size > 0) {
-    message.msg_control = control.bytes;
-    message.msg_controllen = CMSG_SPACE(size);
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(size);
-    std::memcpy(CMSG_DATA(header), fds.data(), size);
-  }
-  return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
-}
-
 /// The next packet, cut after 64 KiB. nullopt if there is none or the sender is gone.
 std::optional<Packet> receive_packet(int fd, bool wait = false) {
   Packet packet;
@@ -104,6 +84,25 @@ void obey(Packet packet) {
 
 }  // namespace
 
+bool send_packet(int fd, const std::string& text, const std::vector<int>& fds) {
+  if (fds.size() > kMaxFds) return false;
+  iovec part{const_cast<char*>(text.data()), text.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  Control control;
+  if (const std::size_t size = fds.size() * sizeof(int); size > 0) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(size);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(size);
+    std::memcpy(CMSG_DATA(header), fds.data(), size);
+  }
+  return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+}
+
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoundNotice, round, restart_count, master_addr, master_port, lost)
 
 bool send_notice(int fd, const RoundNotice& notice, int store_fd) {
@@ -144,6 +143,7 @@ bool send_order(int fd, const StandbyOrder& order) {
     json["fds"].push_back(name);
     fds.push_back(number);
   }
+  if (!order.argv.empty()) json["argv"] = order.argv;
   try {
     return send_packet(fd, json.dump(), fds);
   } catch (const nlohmann::json::exception&) {  // not UTF-8

@@ -55,7 +55,12 @@ std::optional<Abilities> receive_abilities(int fd);
 struct StandbyOrder {
   std::vector<std::pair<std::string, std::string>> env;
   std::vector<std::pair<std::string, int>> fds;
+  std::vector<std::string> argv = {};  ///< empty: as it is
 };
+
+/// Sends a packet of text and at most 16 descriptors (SCM_RIGHTS) without waiting. False if the receiver is
+/// gone or does not read.
+bool send_packet(int fd, const std::string& text, const std::vector<int>& fds = {});
 
 /// Does not wait. False if the process is gone, or if JSON cannot represent the values.
 bool send_order(int fd, const StandbyOrder& order);

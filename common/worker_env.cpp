@@ -72,8 +72,8 @@ const std::vector<std::string>& worker_variable_names() {
     all.store_fd = all.heartbeat_fd = all.status_fd = all.round_fd = all.state_fd = 0;
     std::vector<std::string> list;
     for (const auto& [name, value] : to_env(all)) list.push_back(name);
-    list.insert(list.end(), {"NODE_RANK", "DDPRUN_STANDBY_FD", "TORCHELASTIC_SIGNALS_TO_HANDLE",
-                             "TORCHELASTIC_TIMER_FILE"});
+    list.insert(list.end(), {"NODE_RANK", "DDPRUN_STANDBY_FD", "DDPRUN_PRELOAD_FD",
+                             "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE"});
     return list;
   }();
   return names;

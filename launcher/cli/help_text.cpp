@@ -12,8 +12,8 @@ usage: ddprun [flags] [--] PROGRAM [arguments]      (every word after PROGRAM is
 
 Workers
   --nproc-per-node N|cpu|gpu|auto  how many workers; cpu, gpu, xpu (Intel GPU): one for each; auto: gpu, else cpu [1]
-  -m, --module                     PROGRAM is the name of a Python module
-  --no-python                      run PROGRAM as it is, even if its name ends in .py
+  -m, --module, --no-python        PROGRAM is the name of a Python module; run it as it is, even if its name ends in .py
+  --preload MODULE,...             import these Python modules or .py files once, and start every worker as a fork
   --expand                         replace ${local_rank} in PROGRAM and its arguments, and $$ by $
   --role NAME                      name of the workers in their prefix and in ROLE_NAME [default]
   --master-port PORT               port where the workers meet, MASTER_PORT [a free one, kept for the job]

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <cctype>
 #include <string_view>
 
 #include <ddprun/common/error_file.h>
@@ -53,6 +54,19 @@ std::optional<std::vector<int>> parse_signals(const std::string& text) {
     signals.push_back(*signal);
   }
   return signals;
+}
+
+/// "torch,torch.nn,warm/up.py"
+std::optional<std::vector<std::string>> parse_modules(const std::string& text) {
+  const auto in_names = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c >= 0x80; };
+  std::vector<std::string> modules;
+  for (const std::string& module : split(text, ',')) {
+    if (!module.ends_with(".py"))
+      for (const std::string& name : split(module, '.'))
+        if (name.empty() || !std::ranges::all_of(name, in_names)) return {};
+    modules.push_back(module);
+  }
+  return modules;
 }
 
 std::optional<NumaBinding> parse_numa_binding(const std::string& text) {
@@ -160,6 +174,10 @@ std::vector<Setting> own_flags(Options& options) {
       settings::choice<Recover>("recover", options.recover,
                                 {{"all", Recover::kAll}, {"rank", Recover::kRank}}),
       settings::integer("standby", options.standby, 0, 1024, ""),
+      parsed(
+          "preload", options.preload, parse_modules,
+          "names of Python modules separated by commas, such as torch,transformers, or files that end in .py")
+          .or_empty(),
       prefix,
       no_prefix,
       boolean("timestamp", output.timestamps),
@@ -271,6 +289,14 @@ void read_program(const Values& values, Options& options) {
   } else if (!no_python && options.program[0].size() > 3 && options.program[0].ends_with(".py")) {
     options.program_kind = ProgramKind::kPythonScript;
   }
+  if (options.preload.empty() || options.program_kind != ProgramKind::kExecutable) return;
+  if (!no_python)
+    throw UsageError(
+        values.source("preload") +
+        ": expected a Python program, which is a file that ends in .py, or -m and a module; got " +
+        single_quoted(options.program[0]));
+  options.notes.emplace_back("--preload has no effect with --no-python, which runs the program as it is");
+  options.preload.clear();
 }
 
 /// Flags after the script are the script's, which surprises whoever wanted to give them to ddprun.

@@ -84,7 +84,8 @@ struct Options {
 
   RestartSettings restart;
   Recover recover = Recover::kAll;
-  int standby = 0;  ///< processes that wait to replace a worker
+  int standby = 0;                   ///< processes that wait to replace a worker
+  std::vector<std::string> preload;  ///< modules and files that workers have imported when they start
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
   std::optional<Endpoint> metrics;                 ///< --metrics-port: an address; port 0 means a free one

@@ -65,7 +65,7 @@ struct Parts {
         standbys(job.io, job.guard),
         logs(job.io, job.outputs.console(), job.outputs.log_folder()),
         group(job.events, job.signals, job.guard, job.log, attempt.round.number, recovers(job),
-              job.options.signal_group),
+              job.options.signal_group, job.preload),
         port(std::move(held)) {}
 
   int store_fd() const { return port ? port->socket.get() : -1; }
@@ -97,11 +97,12 @@ void open_for_each(const Round& round, Open open) {
 /// So that nothing runs if not all can. throws LaunchError
 ///
 /// opened  of each worker's descriptors, those that are closed once it runs
-void check_descriptors(const std::vector<WorkerOutputPlan>& plans, std::size_t opened) {
+/// more    that each worker takes until it runs
+void check_descriptors(const std::vector<WorkerOutputPlan>& plans, std::size_t opened, std::size_t more) {
   constexpr std::size_t kSpare = 4;  // while one of them starts
   rlimit limit{};
   std::size_t needed = kSpare;
-  for (const WorkerOutputPlan& plan : plans) needed += 1 + descriptors_for(plan);  // 1: its pidfd
+  for (const WorkerOutputPlan& plan : plans) needed += 1 + more + descriptors_for(plan);  // 1: its pidfd
   // Counting the open ones takes time. They would have to be as many again, and then a worker cannot start.
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || needed <= limit.rlim_cur / 2) return;
   needed += numbers_in("/proc/self/fd").size();
@@ -280,6 +281,7 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
   for (std::size_t i = 0; i < plans.size(); ++i)
     if (lost[i]) starting.push_back(plans[i]);
   co_await parts.logs.make_files(starting, give_up);
+  if (job.preload != nullptr) co_await job.preload->have(starting.size(), give_up);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
@@ -344,6 +346,7 @@ void keep_standbys(Job& job, Parts& parts, const Round& round) {
 asio::awaitable<void> end_workers(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts) {
   check_invariant(parts.group.workers().size() <= attempt.specs.size(), "each worker was planned");
   parts.standbys.end();
+  if (job.preload != nullptr) job.preload->drop_forks();
   int signal = SIGTERM;
   try {
     co_await find_first_failure(job, parts.group, attempt);
@@ -391,8 +394,10 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
     timers.emplace(job.io, job.timer_file,
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
-  check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0));
+  check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0),
+                    job.preload != nullptr ? 1 : 0);
   co_await logs.make_files(output_plans, give_up);
+  if (job.preload != nullptr) co_await job.preload->have(attempt.specs.size(), give_up);
   try {
     const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t i) {
       if (i > 0) ends.close(i - 1);  // its worker has inherited them

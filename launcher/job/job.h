@@ -23,6 +23,7 @@
 namespace ddprun::launcher {
 
 class JobMonitor;
+class Preload;
 
 /// What all attempts of a job share.
 struct Job : JobPlan {
@@ -37,6 +38,7 @@ struct Job : JobPlan {
   EventsJson& log;
   JobOutput& outputs;
   JobMonitor* monitor = nullptr;  ///< notified of each attempt
+  Preload* preload = nullptr;     ///< --preload; null: none
 };
 
 /// The round that --dry-run shows: this node's by its node rank, else the first node's, assuming that all

@@ -32,6 +32,7 @@
 #include "launcher/rendezvous/listen.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/job_processes.h"
+#include "launcher/workers/preload.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -227,6 +228,27 @@ void log_threads(const std::vector<std::string>& environment, const Topology& to
              std::to_string(topology.cpus) + " CPUs");
 }
 
+/// --preload: what workers are forked from, if that is wanted.
+void start_preload(Job& job, const std::filesystem::path& temp, std::optional<Preload>& preload) {
+  if (job.options.preload.empty()) return;
+  WorkerSpec worker;
+  worker.argv = job.program.argv;
+  worker.env = common_environment(job, job.workers);
+  worker.traceable = may_hang(job.options);
+  for (const CpuList& cpus : job.placement.cpus)
+    worker.cpus.insert(worker.cpus.end(), cpus.begin(), cpus.end());
+  preload.emplace(job.io, job.guard, job.options.preload, job.program.path, std::move(worker),
+                  temp / "preload");
+  job.preload = &*preload;
+}
+
+/// The job begins once the modules are imported.
+asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> work) {
+  const std::function<bool()> give_up = [&job] { return job.events.end_requested(); };
+  co_await job.preload->imported(job.deadline, give_up);
+  co_return co_await std::move(work);
+}
+
 /// Ends with the job, once all that workers wrote and the last report are written: a second signal ends the
 /// wait.
 asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
@@ -336,10 +358,12 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor);
   NodeConnections connections;
   SingleNode single(job, record);
-  const RunResult result =
-      run_loop(io, events,
-               with_all_output(
-                   job, options.nodes.several() ? supervise_node(job, connections, record) : single.run()));
+  std::optional<Preload> preload;
+  start_preload(job, temp.path(), preload);
+  auto work = options.nodes.several() ? supervise_node(job, connections, record) : single.run();
+  if (preload) work = once_preloaded(job, std::move(work));
+  const RunResult result = run_loop(io, events, with_all_output(job, std::move(work)));
+  preload.reset();
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;

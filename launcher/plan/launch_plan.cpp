@@ -26,40 +26,6 @@ bool chooses_gpus(std::string_view name) {
          name == "ZE_AFFINITY_MASK";
 }
 
-/// Whether its stacks may be wanted: workers are traceable, Python dumps its stacks on SIGABRT.
-bool may_hang(const Options& options) { return options.timeout || options.hang_timeout; }
-
-/// The environment that all workers of the node share.
-std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
-  const auto& ours = worker_variable_names();
-  std::vector<std::string> env;
-  std::string job = plan.job_id;
-  for (const std::string& variable : plan.environment) {
-    const std::string_view name = name_of(variable);
-    if (name == kJobIdVariable) {
-      job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
-    } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
-               name != kLauncherVariable && (plan.placement.visible_gpus.empty() || !chooses_gpus(name))) {
-      env.push_back(variable);
-    }
-  }
-  env.push_back(std::string(kJobIdVariable) + "=" + job);
-  env.push_back(std::string(kLauncherVariable) + "=" +
-                launcher_mark(::getpid(), process_env("SLURM_JOB_ID")));
-  std::string signals;
-  for (const int signal : plan.options.ending_signals)
-    signals += (signals.empty() ? "" : ",") + signal_name(signal);
-  env.push_back("TORCHELASTIC_SIGNALS_TO_HANDLE=" + signals);
-  if (!plan.timer_file.empty()) env.push_back("TORCHELASTIC_TIMER_FILE=" + plan.timer_file.string());
-  if (may_hang(plan.options) && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
-  if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
-  if (numbered_by_speed(plan.topology.host_gpus) && !is_set(env, "CUDA_DEVICE_ORDER"))
-    env.push_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // as our placement and nvidia-smi count them
-  if (const auto threads = threads_per_worker(env, plan.topology, workers))
-    env.push_back("OMP_NUM_THREADS=" + std::to_string(*threads));
-  return env;
-}
-
 /// Expands an argument as torchrun does.
 std::string expanded(const std::string& text, const std::string& local_rank) {
   return substituted(text, [&](std::string_view name) {
@@ -88,6 +54,8 @@ WorkerEnv worker_variables(const JobPlan& plan, const Round& round, int local_ra
 
 }  // namespace
 
+bool may_hang(const Options& options) { return options.timeout || options.hang_timeout; }
+
 int worker_count(const WorkersWanted& wanted, const Topology& topology) {
   using Kind = WorkersWanted::Kind;
   if (wanted.kind == Kind::kCount) return wanted.count;
@@ -104,6 +72,36 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
                                       int workers) {
   if (workers == 1 || is_set(environment, "OMP_NUM_THREADS")) return {};
   return std::max(1, topology.cpus / workers);
+}
+
+std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
+  const auto& ours = worker_variable_names();
+  std::vector<std::string> env;
+  std::string job = plan.job_id;
+  for (const std::string& variable : plan.environment) {
+    const std::string_view name = name_of(variable);
+    if (name == kJobIdVariable) {
+      job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
+    } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
+               name != kLauncherVariable && (plan.placement.visible_gpus.empty() || !chooses_gpus(name))) {
+      env.push_back(variable);
+    }
+  }
+  env.push_back(std::string(kJobIdVariable) + "=" + job);
+  env.push_back(std::string(kLauncherVariable) + "=" +
+                launcher_mark(::getpid(), process_env("SLURM_JOB_ID")));
+  std::string signals;
+  for (const int signal : plan.options.ending_signals)
+    signals += (signals.empty() ? "" : ",") + signal_name(signal);
+  env.push_back("TORCHELASTIC_SIGNALS_TO_HANDLE=" + signals);
+  if (!plan.timer_file.empty()) env.push_back("TORCHELASTIC_TIMER_FILE=" + plan.timer_file.string());
+  if (may_hang(plan.options) && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
+  if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+  if (numbered_by_speed(plan.topology.host_gpus) && !is_set(env, "CUDA_DEVICE_ORDER"))
+    env.push_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // as our placement and nvidia-smi count them
+  if (const auto threads = threads_per_worker(env, plan.topology, workers))
+    env.push_back("OMP_NUM_THREADS=" + std::to_string(*threads));
+  return env;
 }
 
 std::vector<WorkerSpec> plan_workers(const JobPlan& job, const Round& round,

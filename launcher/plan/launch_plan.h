@@ -87,6 +87,12 @@ int worker_count(const WorkersWanted& wanted, const Topology& topology);
 std::optional<int> threads_per_worker(const std::vector<std::string>& environment, const Topology& topology,
                                       int workers);
 
+/// Whether the workers' stacks may be wanted: they are traceable, and Python dumps its stacks on SIGABRT.
+bool may_hang(const Options& options);
+
+/// The environment that all workers of this node share, in all rounds.
+std::vector<std::string> common_environment(const JobPlan& job, int workers);
+
 /// The workers of this node by local rank.
 ///
 /// Their environment is ddprun's without an outer launcher's variables, plus torchrun's variables, the job's

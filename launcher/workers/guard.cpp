@@ -137,10 +137,11 @@ bool Guard::is_of_job(pid_t child) const {
   return child != pid_ && earlier_.count(child) == 0 && ::getsid(child) != ::getsid(0);
 }
 
-void Guard::forget(pid_t group) {
-  const pid_t message = -group;
-  // EPIPE means that the guard was killed: the parent-death signals remain.
-  [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &message, sizeof message);
+// EPIPE means that the guard was killed: the parent-death signals remain.
+void Guard::watch(pid_t group) {
+  [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &group, sizeof group);
 }
+
+void Guard::forget(pid_t group) { watch(-group); }
 
 }  // namespace ddprun::launcher

@@ -42,7 +42,12 @@ class Guard {
 
   /// Where a new group leader writes its pid before it can start processes, so no group is ever unwatched.
   int announce_fd() const { return pipe_.get(); }
+  void watch(pid_t group);
   void forget(pid_t group);
+
+  /// A child of ddprun that is no worker, and not of one, until it ends.
+  void set_apart(pid_t child) { earlier_.insert(child); }
+  void has_ended(pid_t child) { earlier_.erase(child); }
 
   /// True for an orphan of a worker that became ddprun's child; false for the guard, and for processes that
   /// the shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children.
@@ -51,7 +56,7 @@ class Guard {
  private:
   UniqueFd pipe_;
   pid_t pid_ = -1;
-  std::set<pid_t> earlier_;  ///< children from before
+  std::set<pid_t> earlier_;  ///< children from before, and those that were set apart
 };
 
 }  // namespace ddprun::launcher

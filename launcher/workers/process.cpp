@@ -144,13 +144,13 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
 
 constexpr std::chrono::seconds kMostApart{60};
 
-/// What a process with `known` in its environment needs to become this worker.
-StandbyOrder order_of(const WorkerSpec& worker, const StandardFds& fds,
-                      const std::vector<std::string>& known) {
+/// What a process that was started as `known` needs to become this worker.
+StandbyOrder order_of(const WorkerSpec& worker, const StandardFds& fds, const WorkerSpec& known) {
   StandbyOrder order;
+  if (worker.argv != known.argv) order.argv = worker.argv;
   order.fds = {{"0", fds.in}, {"1", fds.out}, {"2", fds.err}};
   for (const std::string& text : worker.env) {
-    if (std::find(known.begin(), known.end(), text) != known.end()) continue;
+    if (std::find(known.env.begin(), known.env.end(), text) != known.env.end()) continue;
     const auto end = text.find('=');
     const std::string name = text.substr(0, end), value = text.substr(end + 1);
     const auto fd = std::find_if(worker.inherited_fds.begin(), worker.inherited_fds.end(),
@@ -169,13 +169,6 @@ void set_cpus(pid_t pid, const CpuList& cpus) {
   const CpuSet set(cpus);
   for (const pid_t task : numbers_in("/proc/" + std::to_string(pid) + "/task"))
     ::sched_setaffinity(task, set.bytes(), set.data());
-}
-
-/// Whether the child is still running. If so, it is not reaped before the next event is handled.
-bool lives(pid_t child) {
-  siginfo_t info{};
-  return ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-         info.si_pid == 0;
 }
 
 }  // namespace
@@ -261,6 +254,18 @@ bool signal_group(const Process& process, int signal) {
   return ::kill(-process.pid, signal) == 0 || errno != ESRCH;
 }
 
+bool lives(pid_t child) {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == 0;
+}
+
+bool make_worker(pid_t pid, int channel, const WorkerSpec& worker, const StandardFds& fds,
+                 const WorkerSpec& known) {
+  set_cpus(pid, worker.cpus);
+  return send_order(channel, order_of(worker, fds, known));
+}
+
 void close_all_above_stderr() {
   if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, 0) == 0) return;
   for (const int fd : numbers_in("/proc/self/fd"))
@@ -337,11 +342,9 @@ std::optional<Process> Standbys::become(const WorkerSpec& worker, const Standard
     Standby standby = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
     fill();
-    if (lives(standby.process.pid) && worker.argv == worker_.argv) {  // they differ with --expand
-      set_cpus(standby.process.pid, worker.cpus);
-      if (send_order(standby.channel.get(), order_of(worker, fds, worker_.env)))
-        return std::move(standby.process);
-    }
+    if (lives(standby.process.pid) && worker.argv == worker_.argv &&  // they differ with --expand
+        make_worker(standby.process.pid, standby.channel.get(), worker, fds, worker_))
+      return std::move(standby.process);
     lives(standby.process.pid) ? drop(standby) : lose(standby);
   }
   return {};

@@ -58,6 +58,16 @@ std::optional<ExitStatus> try_reap(const Process& process);
 /// Signals every member of the process's group (0: only checks). False if none is left.
 bool signal_group(const Process& process, int signal);
 
+/// Whether the child is still running. If so, it is not reaped before the next event is handled.
+bool lives(pid_t child);
+
+/// Turns a process that waits for a StandbyOrder into this worker. Does not wait. False: it is gone.
+///
+/// channel  to the process
+/// known    the worker that it was started as
+bool make_worker(pid_t pid, int channel, const WorkerSpec& worker, const StandardFds& fds,
+                 const WorkerSpec& known);
+
 void close_all_above_stderr();
 void close_above_stderr_on_exec();
 

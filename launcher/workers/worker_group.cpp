@@ -54,14 +54,15 @@ bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_
 }  // namespace
 
 WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
-                         int attempt, bool cautious, bool whole_groups)
+                         int attempt, bool cautious, bool whole_groups, Preload* preload)
     : events_(events),
       signals_(signals),
       guard_(guard),
       log_(log),
       attempt_(attempt),
       cautious_(cautious),
-      whole_groups_(whole_groups) {}
+      whole_groups_(whole_groups),
+      preload_(preload) {}
 
 WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 
@@ -91,8 +92,10 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
   fds.in = spec.reads_stdin && may_read_stdin() ? STDIN_FILENO : dev_null.get();
   if (output.out) fds.out = output.out.get();
   if (output.err) fds.err = output.err.get();
-  if (auto standby = standbys != nullptr ? standbys->become(spec, fds) : std::nullopt) {
-    worker.process = *std::move(standby);
+  auto loaded = standbys != nullptr ? standbys->become(spec, fds) : std::nullopt;
+  if (!loaded && preload_ != nullptr) loaded = preload_->become(spec, fds);
+  if (loaded) {
+    worker.process = *std::move(loaded);
   } else {
     auto started = start_process(program, spec, fds, guard_.announce_fd());
     if (const auto* failure = std::get_if<StartFailure>(&started))

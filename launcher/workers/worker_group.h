@@ -19,6 +19,7 @@
 #include "launcher/plan/launch_plan.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/job_processes.h"
+#include "launcher/workers/preload.h"
 #include "launcher/workers/process.h"
 #include "launcher/workers/worker_pipes.h"
 
@@ -60,8 +61,9 @@ class WorkerGroup {
   /// cautious      spares workers that would die of a signal to be passed on, such as those that have just
   ///               started
   /// whole_groups  end all processes of a worker at once
+  /// preload       null, or what workers are forked from if it has a fork
   WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt,
-              bool cautious, bool whole_groups);
+              bool cautious, bool whole_groups, Preload* preload);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -140,6 +142,7 @@ class WorkerGroup {
   EventsJson& log_;
   int attempt_;  ///< or the last round
   bool cautious_, whole_groups_;
+  Preload* preload_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
   bool has_child_ended_ = false;                     ///< since reap()

@@ -246,6 +246,25 @@ TEST_CASE("an unambiguous beginning of a flag's name will do", "[options]") {
       ContainsSubstring("did you mean --rdzv-backend, --rdzv-endpoint, --rdzv-id or --rdzv-conf?"));
 }
 
+TEST_CASE("what workers have imported is a list of modules and files", "[options]") {
+  using Words = std::vector<std::string>;
+  const auto modules = [](const std::string& list) {
+    return parse_all({"--preload=" + list, "a.py"}).preload;
+  };
+  CHECK(modules("torch,a.b_2,warm/up-1.py") == Words{"torch", "a.b_2", "warm/up-1.py"});
+  CHECK(modules("").empty());
+  for (const char* wrong : {"torch,", "a..b", "a-b", "torch vision", "/x"})
+    CHECK_THROWS_WITH(modules(wrong), ContainsSubstring("--preload: expected names of Python modules"));
+  CHECK(parse_variables({{"DDPRUN_PRELOAD", "torch"}}, {"a.py"}).preload == Words{"torch"});
+  CHECK(parse_all({"--preload=torch", "-m", "a"}).preload == Words{"torch"});
+  CHECK_THROWS_WITH(
+      parse_variables({{"DDPRUN_PRELOAD", "torch"}}, {"ls"}),
+      ContainsSubstring("DDPRUN_PRELOAD: expected a Python program") && ContainsSubstring("'ls'"));
+  const Options unused = parse_all({"--preload=torch", "--no-python", "a.py"});
+  CHECK(unused.preload.empty());
+  CHECK(unused.notes.size() == 1);
+}
+
 TEST_CASE("short flags take their value with or without a space", "[options]") {
   CHECK(parse({"-r", "3"}).output.redirects == parse_stream_selection("3"));
   CHECK(parse({"-r3"}).output.redirects == parse_stream_selection("3"));
