@@ -237,7 +237,7 @@ void start_preload(Job& job, const std::filesystem::path& temp, std::optional<Pr
   worker.traceable = may_hang(job.options);
   for (const CpuList& cpus : job.placement.cpus)
     worker.cpus.insert(worker.cpus.end(), cpus.begin(), cpus.end());
-  preload.emplace(job.io, job.guard, job.options.preload, job.program.path, std::move(worker),
+  preload.emplace(job.io, job.guard, job.job_id, job.options.preload, job.program.path, std::move(worker),
                   temp / "preload");
   job.preload = &*preload;
 }
@@ -245,7 +245,7 @@ void start_preload(Job& job, const std::filesystem::path& temp, std::optional<Pr
 /// The job begins once the modules are imported.
 asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> work) {
   const std::function<bool()> give_up = [&job] { return job.events.end_requested(); };
-  co_await job.preload->imported(job.deadline, give_up);
+  co_await job.preload->imported(job.deadline, job.options.hang_timeout, give_up);
   co_return co_await std::move(work);
 }
 

@@ -55,19 +55,6 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   }
 }
 
-/// Also kills processes that left their groups, like daemons. A process may fork while we look, or be inside
-/// execve without an environment to read: repeats until two passes find nothing.
-void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
-  for (const pid_t group : groups) ::kill(-group, SIGKILL);
-  int rounds_without = 0;
-  for (int round = 0; round < 100 && rounds_without < 2; ++round) {
-    const auto left = processes_of_job(job_id);
-    for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    rounds_without = left.empty() ? rounds_without + 1 : 0;
-    ::usleep(1000);
-  }
-}
-
 [[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder, const std::string& job_id) {
   sigset_t all;
   sigfillset(&all);
@@ -85,6 +72,19 @@ void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
 }
 
 }  // namespace
+
+/// A process may fork while we look, or be inside execve without an environment to read: repeats until two
+/// passes find nothing.
+void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
+  for (const pid_t group : groups) ::kill(-group, SIGKILL);
+  int rounds_without = 0;
+  for (int round = 0; round < 100 && rounds_without < 2; ++round) {
+    const auto left = processes_of_job(job_id);
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    rounds_without = left.empty() ? rounds_without + 1 : 0;
+    ::usleep(1000);
+  }
+}
 
 std::string temp_name(const std::string& job_id) { return std::string(kPrefix) + job_id + "." + boot(); }
 

@@ -21,6 +21,9 @@ UniqueFd hold(const std::filesystem::path& temp_folder);
 /// of this user, made since this machine was started, and held by nobody. returns the jobs' ids
 std::vector<std::string> remove_leftovers(const std::filesystem::path& folder);
 
+/// Kills these process groups and all processes of the job, also those that left their groups, like daemons.
+void kill_job(const std::vector<pid_t>& groups, const std::string& job_id);
+
 /// A tiny process that cleans up if ddprun is killed: it kills the job's process groups and processes that
 /// left them, and removes the job's temporary folder. It reads a pipe whose end-of-file means that ddprun
 /// died, for whatever reason.

@@ -67,14 +67,15 @@ bool same_program(const std::vector<std::string>& one, const std::vector<std::st
 
 }  // namespace
 
-Preload::Preload(asio::io_context& io, Guard& guard, std::vector<std::string> modules, std::string program,
-                 WorkerSpec worker, std::filesystem::path folder)
+Preload::Preload(asio::io_context& io, Guard& guard, std::string job_id, std::vector<std::string> modules,
+                 std::string program, WorkerSpec worker, std::filesystem::path folder)
     : io_(io),
       guard_(guard),
       modules_(std::move(modules)),
       program_(std::move(program)),
       worker_(std::move(worker)),
-      folder_(std::move(folder)),
+      folder_(folder.lexically_normal()),
+      job_id_(std::move(job_id)),
       reading_(io),
       restart_(io),
       news_(io) {
@@ -109,6 +110,7 @@ void Preload::start() {
   if (const auto* failure = std::get_if<StartFailure>(&started))
     throw std::system_error(failure->error, std::generic_category(), failure->step);
   process_ = std::move(std::get<Process>(started));
+  started_ = true;
   guard_.set_apart(process_->pid);
   socket_ = std::move(ours);
   state_ = State::kImporting;
@@ -165,8 +167,8 @@ void Preload::take(const std::string& packet) {
   } else if (said.contains("missing") && !was_ready_) {
     missing_ = text("missing");
     stop_process();
-  } else if (said.contains("refused")) {
-    give_up_on_it(text("refused"));
+  } else {
+    give_up_on_it(text(said.contains("missing") ? "missing" : "refused"));
   }
 }
 
@@ -209,9 +211,13 @@ asio::awaitable<void> Preload::wait(const std::function<bool()>& done, Clock::ti
 }
 
 asio::awaitable<void> Preload::imported(std::optional<Clock::time_point> deadline,
+                                        std::optional<std::chrono::milliseconds> patience,
                                         const std::function<bool()>& give_up) {
   const std::function<bool()> done = [this] { return state_ != State::kImporting; };
-  co_await wait(done, deadline.value_or(Clock::time_point::max()), give_up);
+  const auto latest = patience ? Clock::now() + *patience : Clock::time_point::max();
+  co_await wait(done, std::min(latest, deadline.value_or(latest)), give_up);
+  if (!done() && !give_up() && Clock::now() >= latest)
+    give_up_on_it("the imports take longer than --hang-timeout");
   if (!missing_.empty()) throw UsageError("--preload: " + printable(missing_));
 }
 
@@ -221,13 +227,16 @@ asio::awaitable<void> Preload::have(std::size_t count, const std::function<bool(
   fork_failure_.clear();
   ask();
   const std::function<bool()> done = [this] { return forks_.size() >= wanted_ || asked_.empty(); };
-  co_await wait(done, Clock::now() + kForkPatience, give_up);
+  for (auto had = forks_.size(); !done() && !give_up(); had = forks_.size()) {
+    const std::function<bool()> moved = [&] { return done() || forks_.size() > had; };
+    co_await wait(moved, Clock::now() + kForkPatience, give_up);
+    if (!moved()) break;
+  }
   if (!done() && !give_up()) fork_failure_ = "it does not answer";
   asked_.clear();
   wanted_ = 0;
-  if (!fork_failure_.empty())
-    log_warning("--preload: " + printable(fork_failure_) +
-                ": workers that are no forks import for themselves");
+  // The workers may need what the forks take, such as processes (ulimit -u).
+  if (!fork_failure_.empty()) give_up_on_it(std::exchange(fork_failure_, {}));
 }
 
 void Preload::ask() {
@@ -282,16 +291,10 @@ void Preload::stop_process() {
 }
 
 void Preload::end() {
-  constexpr auto kDies = std::chrono::seconds(1);
   restart_.cancel();
-  if (!process_) return;
-  const pid_t pid = process_->pid;
+  if (!std::exchange(started_, false)) return;
   stop_process();
-  const auto until = std::chrono::steady_clock::now() + kDies;
-  while (::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < until) ::usleep(1000);
-  // What the imports had started has become ours; whatever the workers left was ended with them.
-  for (const pid_t left : children([this](pid_t child) { return guard_.is_of_job(child); }))
-    ::kill(left, SIGKILL);
+  kill_job({}, job_id_);  // what the imports have started; whatever the workers left was ended with them
 }
 
 }  // namespace ddprun::launcher

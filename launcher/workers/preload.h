@@ -39,8 +39,8 @@ class Preload {
   /// modules  --preload's
   /// worker   as every worker, without what is different in each
   /// folder   for our sitecustomize; must not exist
-  Preload(boost::asio::io_context& io, Guard& guard, std::vector<std::string> modules, std::string program,
-          WorkerSpec worker, std::filesystem::path folder);
+  Preload(boost::asio::io_context& io, Guard& guard, std::string job_id, std::vector<std::string> modules,
+          std::string program, WorkerSpec worker, std::filesystem::path folder);
   ~Preload() { end(); }
   Preload(const Preload&) = delete;
   Preload& operator=(const Preload&) = delete;
@@ -48,7 +48,10 @@ class Preload {
   /// Waits until the modules are imported, or the process cannot be used.
   ///
   /// throws  UsageError: there is no such module
+  ///
+  /// patience  after that time workers start the ordinary way; nullopt: it waits
   boost::asio::awaitable<void> imported(std::optional<Clock::time_point> deadline,
+                                        std::optional<std::chrono::milliseconds> patience,
                                         const std::function<bool()>& give_up);
 
   /// Waits until so many forks can become workers, or there will be none.
@@ -60,7 +63,7 @@ class Preload {
   /// Ends those that have not become workers.
   void drop_forks();
 
-  /// Ends all, and waits a moment for it: for the job's end.
+  /// Ends all, also what the imports have started: for the job's end.
   void end();
 
  private:
@@ -92,6 +95,8 @@ class Preload {
   WorkerSpec worker_;  ///< what each fork was started as
   std::filesystem::path folder_;
   State state_ = State::kNone;
+  std::string job_id_;
+  bool started_ = false;
   bool was_ready_ = false;  ///< one that ends then is started again
   std::string missing_;     ///< the module that does not exist
   std::optional<Process> process_;

@@ -21,6 +21,7 @@ try:
     import json
     import runpy
     import signal
+    import site
     import socket
     import threading
     import time
@@ -36,6 +37,14 @@ PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER = 0x59616D61
 
 
+def forget_cache():
+    """Where bytecode is kept elsewhere (PYTHONPYCACHEPREFIX), the file of this module would be left."""
+    with contextlib.suppress(OSError, TypeError):
+        os.unlink(__cached__)
+        os.rmdir(os.path.dirname(__cached__))
+        os.rmdir(os.path.dirname(os.path.dirname(__cached__)))
+
+
 class Refused(Exception):
     """Workers have to start without us."""
 
@@ -47,6 +56,9 @@ def import_theirs(name):
         importlib.import_module(name)
     except Exception as error:  # as site does; an ImportError of this name means that there is none
         return error
+    finally:
+        if site.ENABLE_USER_SITE:
+            site.execusercustomize()  # the interpreter does it next, when it is too late for the modules
     return None
 
 
@@ -104,6 +116,10 @@ def check_can_fork(modules):
     if count_threads() > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         raise Refused(f"{imports} has started a thread ({', '.join(names) or 'not by Python'}), and forks would not have it")
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as children:
+            if children.read().strip():
+                raise Refused(f"{imports} has started a process, which would not be the forks' child")
     if is_bad or (cuda is not None and cuda.is_initialized()):
         raise Refused(f"{imports} has initialized CUDA, which forks cannot use")
     for fd in os.listdir("/proc/self/fd"):
@@ -156,7 +172,8 @@ def wait_as_fork(control, settings, number, channel, server):
     control.send(json.dumps({"fork": number, "pid": os.getpid()}).encode())
     control.close()
     with socket.socket(fileno=channel) as orders:
-        text, fds, _, _ = socket.recv_fds(orders, 1 << 16, 16)
+        orders.settimeout(None)  # a module may have set another default
+        text, fds, _, _ = socket.recv_fds(orders, 1 << 20, 16)
     return (json.loads(text), fds) if text else None
 
 
@@ -168,11 +185,12 @@ def obey(order, fds):
         else:
             os.set_inheritable(fd, True)
             os.environ[name] = str(fd)
-    os.environ.update(order["env"])
+    for name, value in order["env"].items():  # whatever the locale
+        os.environb[name.encode()] = value.encode()
     if "argv" in order:
         arguments = len(sys.argv) - 1
         if arguments > 0:
-            sys.argv[1:] = sys.orig_argv[-arguments:] = order["argv"][-arguments:]
+            sys.argv[1:] = sys.orig_argv[-arguments:] = [os.fsdecode(word.encode()) for word in order["argv"][-arguments:]]
     reopen("stdin", 0, "rb")
     reopen("stdout", 1, "wb")
     reopen("stderr", 2, "wb")
@@ -199,6 +217,7 @@ def run():
     control = socket.socket(fileno=int(os.environ.pop("DDPRUN_PRELOAD_FD")))
     try:
         control.set_inheritable(False)
+        forget_cache()
         ours, more, theirs = os.environ["PYTHONPATH"].partition(os.pathsep)
         if more:
             os.environ["PYTHONPATH"] = theirs
@@ -216,22 +235,33 @@ def run():
             sys.path.insert(0, folder)
         for name in settings["modules"]:
             read_ahead(name)
+        place = os.getcwd()
         for name in settings["modules"]:
             load(name)
-        if folder is not None and folder in sys.path:
+        if os.getcwd() != place:
+            raise Refused("the import of " + ", ".join(settings["modules"]) + " has changed the current folder")
+        if folder is not None and sys.path[:1] == [folder]:
             sys.path.remove(folder)  # the interpreter will add it
+        elif folder is not None:
+            raise Refused("the import of " + ", ".join(settings["modules"]) + " has put a folder before the script's in sys.path")
         check_can_fork(settings["modules"])
         gc.collect()
         gc.freeze()  # or the garbage collector would write to, and so copy, the memory that the forks share
         control.send(b'{"ready": true}')
-        obey(*serve(control, settings))
-        return end
+        order = serve(control, settings)
     except Refused as reason:
         answer = {"refused": str(reason)}
     except SystemExit as reason:
         answer = reason.code if isinstance(reason.code, dict) else {"refused": f"the import ends Python: {reason!r}"}
     except BaseException as error:  # or the script would run here
         answer = {"refused": f"{type(error).__name__}: {error}"}
+    else:
+        try:
+            obey(*order)
+        except BaseException as error:
+            os.write(2, f"ddprun --preload: this worker cannot begin: {type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        return end
     with contextlib.suppress(OSError):
         control.send(json.dumps(answer).encode())
     os._exit(1)

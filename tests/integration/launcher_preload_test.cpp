@@ -223,6 +223,11 @@ TEST_CASE("where --preload cannot help, one line says why and workers import for
       std::pair("import sys\nsys.exit('enough')", "the import ends Python: SystemExit('enough')"),
       std::pair("import os\nos._exit(0)", "Python ended before it had imported the modules"),
       std::pair("import not_there", "early: No module named 'not_there'"),
+      std::pair("import os\nos.chdir('/')", "the import of early has changed the current folder"),
+      std::pair("import sys\nsys.path.insert(0, '/nowhere')",
+                "has put a folder before the script's in sys.path"),
+      std::pair("import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)",
+                "the import of early has started a process"),
       std::pair("isolated", "PYTHONPATH"));
   CAPTURE(reason);
   folder.write("early.py", text);
@@ -306,13 +311,27 @@ TEST_CASE("a process with the modules that is killed is started again, and the j
 TEST_CASE("nothing is left of --preload when ddprun ends or is killed", "[preload]") {
   const Folder folder;
   folder.write("program.py", kWaits);
-  folder.write("early.py", "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n");
+  folder.write(
+      "early.py",
+      "import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 600 & wait'], start_new_session=True)\n");
   const int signal = GENERATE(SIGKILL, SIGTERM);
   Child child(folder.command({"--nproc-per-node=2", "--preload=loaded,early"}, {"program.py"}));
   REQUIRE(child.wait_for_output("runs 0", 2));
   child.send_signal(signal);
   CHECK(child.wait() == ExitStatus::killed(signal));
   CHECK(child.nothing_left());
+}
+
+TEST_CASE("an import that takes longer than --hang-timeout keeps no job from its start", "[preload]") {
+  const Folder folder;
+  folder.write("slow.py", "import os, time\nif 'RANK' not in os.environ: time.sleep(600)\n");
+  folder.write("program.py", "import slow\nprint('ran')\n");
+  Command command = folder.command({"--preload=slow", "--hang-timeout=1"}, {"program.py"});
+  command.env["TMPDIR"] = folder.dir.path() / ".." / folder.dir.path().filename();  // as it may be written
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(run.out == "ran\n");
+  CHECK_THAT(run.err, ContainsSubstring("--preload: the imports take longer than --hang-timeout"));
 }
 
 TEST_CASE("a signal ends the job while --preload imports", "[preload]") {

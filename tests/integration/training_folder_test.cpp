@@ -245,7 +245,7 @@ TEST_CASE("a checkpoint's name that run.json cannot hold is refused", "[training
   CHECK_THAT(ended.err, ContainsSubstring("--checkpoint-name: expected a name in UTF-8"));
 }
 
-TEST_CASE("--resume auto is not advised where it was given", "[training][run_folder]") {
+TEST_CASE("a resume is not advised where it was asked for", "[training][run_folder]") {
   const TempDir dir;
   write(dir.path() / "run/metrics.csv", "mine");
   const auto ended = end_of(linear(dir.path() / "run", {"--resume=auto"}));

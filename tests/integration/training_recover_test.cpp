@@ -455,7 +455,7 @@ TEST_CASE("a search for the learning rate begins anew if a rank is lost", "[trai
   REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
   const auto taken = std::chrono::steady_clock::now() - begin;
   Child child(command(dir.path() / "killed"));
-  std::this_thread::sleep_for(taken * 3 / 4);
+  std::this_thread::sleep_for(taken / 2);
   kill_rank(events_of(dir.path() / "killed"), 1);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(undisturbed.out(), child.out(), child.err());
