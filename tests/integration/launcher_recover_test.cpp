@@ -407,6 +407,7 @@ TEST_CASE("all workers start again if one node alone has --recover=rank", "[reco
 }
 
 TEST_CASE("a standby process for which there are no descriptors costs no job", "[recover]") {
+  need_no_sanitizer();  // which needs descriptors, too
   const TempDir folder;
   const std::string waits = folder.path() / "waits", go = folder.path() / "go";
   Command command = job(recovering(2, {"--standby=4"}),
