@@ -32,7 +32,6 @@ namespace {
 
 using Clock = JobEvents::Clock;
 
-/// Whether to wait no longer for a disk: a signal ends the job.
 bool recovers(const Job& job) { return job.options.recover == Recover::kRank; }
 
 void note_straggler(Job& job, Attempt& attempt, const Straggler& straggler) {

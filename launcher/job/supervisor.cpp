@@ -244,7 +244,7 @@ void start_preload(Job& job, const std::filesystem::path& temp, std::optional<Pr
 
 /// The job begins once the modules are imported.
 asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> work) {
-  const std::function<bool()> give_up = [&job] { return job.events.end_requested(); };
+  const auto give_up = gives_up(job);
   co_await job.preload->imported(job.deadline, job.options.hang_timeout, give_up);
   co_return co_await std::move(work);
 }

@@ -31,8 +31,8 @@ const std::string& boot() {
   return id;
 }
 
-/// Whether the folder is a job's whose ddprun has ended, made before a ddprun that starts could not yet hold
-/// it.
+/// Whether the folder is a job's whose ddprun has ended: nobody holds it, and it is too old for a ddprun that
+/// has made it and is about to.
 bool is_abandoned(const fs::path& path) {
   constexpr time_t kStarts = 10;
   const UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -98,7 +98,9 @@ UniqueFd hold(const fs::path& folder) {
 std::vector<std::string> remove_leftovers(const fs::path& folder) {
   std::vector<std::string> jobs;
   const std::string ending = "." + boot();
-  const std::shared_ptr<DIR> all(::opendir(folder.c_str()), [](DIR* opened) { opened&& ::closedir(opened); });
+  const std::shared_ptr<DIR> all(::opendir(folder.c_str()), [](DIR* opened) {
+    if (opened != nullptr) ::closedir(opened);
+  });
   while (const dirent* entry = all && ending.size() > 1 ? ::readdir(all.get()) : nullptr) {
     const std::string_view name = entry->d_name;
     if (!name.starts_with(kPrefix) || !name.ends_with(ending) || !is_abandoned(folder / name)) continue;

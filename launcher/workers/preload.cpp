@@ -50,13 +50,6 @@ void put_in_front_of_python_path(std::vector<std::string>& env, const std::files
     given->insert(kName.size(), folder.string() + ":");
 }
 
-std::pair<UniqueFd, UniqueFd> socket_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-    throw std::system_error(errno, std::generic_category(), "socketpair");
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
 /// Whether a fork can be given the arguments: the interpreter has the script's name already.
 bool same_program(const std::vector<std::string>& one, const std::vector<std::string>& other) {
   const std::size_t words = other.size() > 2 && other[2] == "-m" ? 4 : 3;

@@ -14,6 +14,7 @@
 #include <climits>
 #include <csignal>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include <ddprun/common/invariant.h>
@@ -254,6 +255,13 @@ bool signal_group(const Process& process, int signal) {
   return ::kill(-process.pid, signal) == 0 || errno != ESRCH;
 }
 
+std::pair<UniqueFd, UniqueFd> socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    throw std::system_error(errno, std::generic_category(), "socketpair");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
 bool lives(pid_t child) {
   siginfo_t info{};
   return ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
@@ -313,11 +321,8 @@ void Standbys::fill() {
 }
 
 void Standbys::start_one() try {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-    throw std::system_error(errno, std::generic_category(), "socketpair");
-  Standby standby{{}, UniqueFd(ends[0])};
-  const UniqueFd theirs(ends[1]);
+  auto [ours, theirs] = socket_pair();
+  Standby standby{{}, std::move(ours)};
   const UniqueFd dev_null = open_dev_null(O_RDWR);
   WorkerSpec process = worker_;
   process.env.push_back("DDPRUN_STANDBY_FD=" + std::to_string(theirs.get()));

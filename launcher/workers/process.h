@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -57,6 +58,10 @@ std::optional<ExitStatus> try_reap(const Process& process);
 
 /// Signals every member of the process's group (0: only checks). False if none is left.
 bool signal_group(const Process& process, int signal);
+
+/// Two connected sockets for packets (SOCK_SEQPACKET): one end is for another process.
+/// throws  std::system_error
+std::pair<UniqueFd, UniqueFd> socket_pair();
 
 /// Whether the child is still running. If so, it is not reaped before the next event is handled.
 bool lives(pid_t child);
