@@ -363,6 +363,8 @@ TEST_CASE("a node that stands by takes a lost node's place, and the other node's
   std::vector<std::string> actions = {"ready", "pause"};
   if (in_place) actions = {"recovers", "true", "ready", "--old", "meet", "wait-for-round", "--all", "meet"};
   nodes.start(flags, actions);
+  REQUIRE(
+      wait_until([&] { return count_of("1 of 2 joined", nodes.node(0).err()) > 0; }));  // the first: rank 0
   nodes.start(flags, actions);
   REQUIRE(nodes.node(0).wait_for_output(in_place ? ", round 0 at" : "ready "));
   REQUIRE(nodes.node(1).wait_for_output("ready "));
