@@ -5,7 +5,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
-#include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
@@ -28,8 +27,6 @@ int main(int argc, char** argv) {
 
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
-    for (const std::string& unknown : unknown_variables(environment))
-      log_warning("unknown variable " + printable(unknown));
     const RunResult result = run_job(options, environment);
     if (result.ended_by) end_by_signal(*result.ended_by);
     return result.exit_code;

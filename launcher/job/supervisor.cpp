@@ -380,6 +380,8 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   Console console(io);
   log_to([&](std::string line) { console.err()->write_own(std::move(line)); });
   for (const std::string& note : options.notes) log_info(note);
+  for (const std::string& unknown : unknown_variables(environment))
+    log_warning("unknown variable " + printable(unknown));
   const std::string job_id = boost::uuids::to_string(boost::uuids::random_generator()());
   JobRecord record = begin_record(options, clock, options.run_id.empty() ? job_id : options.run_id);
   std::filesystem::path result_json;  // once it is known that it can be written

@@ -272,6 +272,15 @@ TEST_CASE("a disk that stalls while stacks are written holds up neither a signal
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a warning that nobody reads does not hold up the start", "[stalled]") {
+  Command command = script({}, "echo here");
+  command.env["DDPRUN_NO_SUCH_VARIABLE"] = "1";
+  with_full_stderr(command);
+  Child ddprun(command);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(ddprun.out() == "here\n");
+}
+
 TEST_CASE("events that nobody reads do not hold up the job", "[stalled]") {
   const TempDir folder;
   const std::string events = folder.path() / "events";
