@@ -26,8 +26,8 @@ done
 
 packages=(g++ cmake ninja-build ccache git ca-certificates curl unzip python3 python3-pip libspdlog-dev catch2
           nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev libdeflate-dev
-          libncurses-dev libpng-dev libjpeg-dev libprotozero-dev libjs-dygraphs dataset-fashion-mnist)
-[ "$dev" = no ] || packages+=(clang clang-format elfutils gdb iproute2 libclang-rt-dev tmux)
+          libncurses-dev libpng-dev libjpeg-dev libprotozero-dev libjs-dygraphs dataset-fashion-mnist elfutils)
+[ "$dev" = no ] || packages+=(clang clang-format gdb iproute2 libclang-rt-dev tmux)
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 

@@ -300,7 +300,7 @@ void read_program(const Values& values, Options& options) {
 }
 
 /// Flags after the script are the script's, which surprises whoever wanted to give them to ddprun.
-void note_flags_after_program(const Values& values, Options& options) {
+void note_flags_after_program(const Values& values, const settings::Command& command, Options& options) {
   constexpr const char* kOnlyLaunchers[] = {
       "nproc-per-node", "nnodes",       "node-rank",    "rdzv-endpoint", "rdzv-backend",    "rdzv-id",
       "rdzv-conf",      "max-restarts", "hang-timeout", "numa-binding",  "restart-on-codes"};
@@ -316,6 +316,10 @@ void note_flags_after_program(const Values& values, Options& options) {
         return options.notes.push_back(printable(word) + " comes after " + printable(program) +
                                        ", so it goes to that program; ddprun's flags come before it");
   }
+  const std::string first = options.program.size() > 1 ? options.program[1] : "",
+                    name = with_dashes(first.substr(0, first.find('=')));
+  for (const Setting& setting : command.settings)
+    if (setting.is_flag && setting.flag() == name) options.misplaced_flag = name;
 }
 
 }  // namespace
@@ -443,7 +447,7 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   settle_signals(values, options);
   read_output(values, options.output);
   read_program(values, options);
-  note_flags_after_program(values, options);
+  note_flags_after_program(values, command, options);
   return options;
 }
 

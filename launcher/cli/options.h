@@ -99,6 +99,7 @@ struct Options {
   bool version = false;
   std::string completion;          ///< --print-completion: show this script, then exit
   std::vector<std::string> notes;  ///< for the user, one per line: flags without effect
+  std::string misplaced_flag;      ///< one of ddprun's with which the script's arguments begin; empty: none
   ProgramKind program_kind = ProgramKind::kExecutable;
   bool expand = false;               ///< replace ${local_rank} in the program's arguments
   std::vector<std::string> program;  ///< program and arguments, unchanged bytes; never empty in a run

@@ -47,7 +47,7 @@ bool is_meant(const json& view, const std::string& wanted) {
          std::to_string(view["pid"].get<int>()) == wanted;
 }
 
-constexpr std::chrono::seconds kStacksPatience{40};
+constexpr std::chrono::seconds kStacksPatience{15};
 constexpr std::chrono::milliseconds kFollowEvery{200};
 constexpr std::size_t kPlainWidth = 160;
 
@@ -317,7 +317,7 @@ std::string stacks_text(JobConnection& job, std::optional<int> rank) {
   for (const json& of : reply["ranks"]) {
     text += "rank " + std::to_string(of["rank"].get<int>()) + "\n";
     if (const auto problem = of["problem"].get<std::string>(); !problem.empty())
-      text += "no stacks: " + printable(problem) + "\n";
+      text += (of.value("tools", json::array()).empty() ? "no stacks: " : "") + printable(problem) + "\n";
     for (const std::string& line : printable_lines(of["text"].get<std::string>())) text += line + "\n";
     text += "\n";
   }

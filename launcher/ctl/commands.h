@@ -24,6 +24,8 @@ class JobConnection {
   nlohmann::ordered_json ask(const nlohmann::ordered_json& request,
                              std::chrono::seconds patience = std::chrono::seconds(10));
 
+  const std::filesystem::path& socket() const { return path_; }
+
   /// The answer to {"ask": "status"} when the job was found.
   const nlohmann::ordered_json& view() const { return view_; }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include <ddprun/common/text.h>
+#include "launcher/cli/node_options.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -253,7 +254,12 @@ std::string progress_line(const json& view, const std::vector<RankLine>& lines, 
 
 std::vector<std::string> head_of(const json& view, const std::vector<RankLine>& lines, std::size_t width) {
   std::string first = "job " + words(view, "job");
-  if (words(view, "run_id").rfind(words(view, "job"), 0) != 0) first += " (" + words(view, "run_id") + ")";
+  std::string name = words(view, "run_id");
+  if (name == kDefaultRunId) {  // which nobody chose
+    const std::string program = printable(view["program"][0].get<std::string>());
+    name = program.substr(program.rfind('/') + 1);
+  }
+  if (!name.starts_with(words(view, "job"))) first += " (" + name + ")";
   const std::string state = words(view, "state"), age = clock_text(view.value("seconds", 0.0));
   first += "  " + words(view, "host") + "  " + state +
            (state == "running" ? " for " + age : ", begun " + age + " ago");

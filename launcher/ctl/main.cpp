@@ -8,7 +8,9 @@
 #include <clocale>
 #include <cstdio>
 #include <exception>
+#include <future>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,7 @@ using json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kEscape = 27;
+constexpr std::chrono::milliseconds kLookForStacks{100};
 enum Colour : short { kPlain = 0, kYellow, kRed, kCyan };
 
 const std::vector<std::string> kKeys{
@@ -89,10 +92,11 @@ class Top {
     auto next_look = Clock::now() + interval_;
     for (;;) {
       draw();
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(next_look - Clock::now()).count();
+      const auto wake = stacks_.valid() ? std::min(next_look, Clock::now() + kLookForStacks) : next_look;
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(wake - Clock::now()).count();
       ::timeout(static_cast<int>(std::max<long>(left, 0)));
       if (const int key = ::getch(); key != ERR && !handle(key)) return;
+      take_stacks();
       if (Clock::now() < next_look) continue;
       look();
       next_look = Clock::now() + interval_;
@@ -176,16 +180,28 @@ class Top {
   }
 
   void show_stacks() {
+    if (stacks_.valid()) return void(note_ = "still waiting for the stacks of another rank");
     page_ = Page::kStacks, scroll_ = 0;
     text_ = {elsewhere(state_.view, selected_)};
     if (!text_[0].empty()) return;
     text_ = {"looking at rank " + std::to_string(selected_) + " ..."};
-    draw();
-    try {
-      text_ = printable_lines(stacks_text(job_, selected_));
-    } catch (const IoError& error) {
-      text_ = {error.what()};
-    }
+    const auto ask = [socket = job_.socket(), rank = selected_]() -> std::vector<std::string> {
+      try {
+        JobConnection job(socket);
+        return printable_lines(stacks_text(job, rank));
+      } catch (const IoError& error) {
+        return {error.what()};
+      }
+    };
+    std::packaged_task<std::vector<std::string>()> task(ask);
+    stacks_ = task.get_future();
+    std::thread(std::move(task)).detach();  // debuggers take their time, and the keys go on
+  }
+
+  void take_stacks() {
+    if (!stacks_.valid() || stacks_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
+    auto text = stacks_.get();
+    if (page_ == Page::kStacks) text_ = std::move(text);
   }
 
   void next_job() {
@@ -266,6 +282,7 @@ class Top {
   SortBy sort_by_ = SortBy::kRank;
   Page page_ = Page::kTable;
   std::vector<std::string> text_;
+  std::future<std::vector<std::string>> stacks_;  // asked for
   std::string note_;
   int selected_ = 0;
   std::size_t first_row_ = 0;

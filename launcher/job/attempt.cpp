@@ -160,12 +160,7 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, give_up);
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
   StackDump dump(targets, folder.empty() ? StackTools() : find_stack_tools(path));
-  const auto deadline = Clock::now() + kStackDumpTimeout;
-  while (!dump.advance()) {
-    const bool looking = dump.looking();
-    const bool goes_on = co_await group.wait_for_event(looking ? Clock::now() : deadline);
-    if (!group.user_signals().empty() || (!goes_on && !looking) || Clock::now() >= deadline) break;
-  }
+  while (!dump.advance() && group.user_signals().empty()) co_await group.wait_for_event(dump.next());
   auto results = dump.finish();
   const std::chrono::seconds patience(group.user_signals().empty() ? 10 : 1);
   co_await write_files(results, folder, patience, give_up);
@@ -384,7 +379,10 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
   WorkerEnds ends = open_ends(parts, job, round, {});
   attempt.specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto output_plans = job.outputs.plan(round.number, attempt.specs);
-  for (const WorkerOutputPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
+  for (const WorkerOutputPlan& plan : output_plans) {
+    attempt.logs.push_back(job.outputs.files(plan));
+    attempt.err_plans.push_back(plan.err);
+  }
 
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });

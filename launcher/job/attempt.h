@@ -39,6 +39,7 @@ struct Attempt {
   std::vector<LostWorker> lost;
   std::vector<std::vector<std::string>> last_lines;      ///< of each worker's stderr
   std::vector<std::vector<std::filesystem::path>> logs;  ///< each worker's files
+  std::vector<StreamPlan> err_plans;                     ///< each worker's stderr
   std::vector<ErrorFileContent> errors;                  ///< what each worker has reported, once it was read
   std::map<int, std::filesystem::path> stacks;           ///< by rank, if they were dumped
   std::vector<int> ending_signals;                       ///< sent by ddprun

@@ -47,16 +47,32 @@ void add_details(const Attempt& attempt, std::size_t index, OomWatch& oom, Worke
   root.out_of_memory = describe(oom.look(root.pid), killed);
   if (root.status && root.status->core_dumped) root.core = core_place(root.pid);
   root.last_lines = attempt.last_lines[index];
+  root.err_shown = attempt.err_plans[index].console;
+  root.err_read = !attempt.err_plans[index].inherit;
 }
 
-FailureReport make_report(const Job& job, const Attempt& attempt, const std::vector<WorkerRecord>& workers) {
-  const auto& failed = std::get<WorkerFailed>(attempt.outcome);
+/// The worker that failed first, or has been silent longest.
+std::optional<std::size_t> root_cause_of(const Attempt& attempt) {
+  if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) return failed->index;
+  if (const auto* hung = std::get_if<Hung>(&attempt.outcome)) return hung->workers.front();
+  return std::nullopt;
+}
+
+FailureReport make_report(const Job& job, const Attempt& attempt, const std::vector<WorkerRecord>& workers,
+                          std::size_t root_cause) {
   FailureReport report;
   report.program = job.options.program[0];
   report.host = host_name();
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
-  report.root_cause = workers[failed.index];
+  report.root_cause = workers[root_cause];
+  report.misplaced_flag = job.options.misplaced_flag;
+  if (std::holds_alternative<Hung>(attempt.outcome)) {
+    report.hang = "no sign of life for " + in_seconds(*job.options.hang_timeout) + " (--hang-timeout)";
+    if (report.root_cause.err_shown) report.root_cause.last_lines.clear();  // Python's stacks, at most
+    const auto stacks = attempt.stacks.find(report.root_cause.rank);
+    if (stacks != attempt.stacks.end()) report.stacks = stacks->second;
+  }
   report.stragglers = attempt.stragglers;
   for (const WorkerRecord& worker : workers) {
     if (worker.rank == report.root_cause.rank || !worker.status) continue;
@@ -212,13 +228,21 @@ asio::awaitable<void> report_attempt(const Job& job, const Attempt& attempt, Oom
     workers.push_back(
         record_of(job, attempt.specs[i], attempt.workers[i], attempt.logs[i], attempt.errors[i]));
   std::optional<int> root_cause_rank;
-  if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
-    add_details(attempt, failed->index, oom, workers[failed->index]);
-    const FailureReport report = make_report(job, attempt, workers);
-    root_cause_rank = report.root_cause.rank;
-    job.outputs.console().err()->write(&attempt, "", describe(report));  // not to be dropped, as a line may
+  // Not to be dropped, as a line may.
+  const auto show = [&](const std::string& text) {
+    job.outputs.console().err()->write(&attempt, "", text);
     job.outputs.console().err()->forget(&attempt);
-    co_await pass_on(job, report);
+  };
+  if (std::holds_alternative<TimedOut>(attempt.outcome))
+    show(printable(job.options.program[0]) + " FAILED: " + describe_end(attempt) + "\n");
+  if (const auto root = root_cause_of(attempt)) {
+    add_details(attempt, *root, oom, workers[*root]);
+    const FailureReport report = make_report(job, attempt, workers, *root);
+    show(describe(report));
+    if (report.hang.empty()) {
+      root_cause_rank = report.root_cause.rank;
+      co_await pass_on(job, report);
+    }
   }
   for (const LostWorker& lost : attempt.lost)
     workers.push_back(record_of(job, lost.spec, lost.worker, lost.logs, lost.error));

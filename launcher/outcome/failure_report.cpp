@@ -74,6 +74,8 @@ Lines error_lines(const ErrorFileContent& error, std::size_t first, std::size_t 
   return {"the worker's error file " + printable(error.problem)};
 }
 
+bool is_header(const std::string& line) { return line.starts_with("Traceback"); }
+
 /// Shows a traceback once: Python also prints what @record wrote, below a header and outer frames of its own.
 /// Clears the stack if the output contains all of it, else drops the common part from the output.
 void drop_repetition(Lines& stack, Lines& output) {
@@ -84,9 +86,20 @@ void drop_repetition(Lines& stack, Lines& output) {
   if (stack.end() - frames < kEnough) return;
   const auto found = std::search(output.begin(), output.end(), stack.end() - kEnough, stack.end());
   if (found == output.end()) return;
-  const auto header = std::find_if(std::make_reverse_iterator(found), output.rend(),
-                                   [](const std::string& line) { return line.starts_with("Traceback"); });
+  const auto header = std::find_if(std::make_reverse_iterator(found), output.rend(), is_header);
   output.erase(header == output.rend() ? output.begin() : header.base() - 1, found + kEnough);
+}
+
+/// What its stderr ends with, of a traceback the exception; empty if its error file says more.
+std::string last_line(const WorkerRecord& root) {
+  const Lines lines = printable_lines(joined(root.last_lines, "\n"));
+  if (lines.empty() || root.error.error || !root.error.problem.empty()) return "";
+  const auto header = std::find_if(lines.rbegin(), lines.rend(), is_header);
+  const auto said = std::find_if(header.base(), lines.end(), [](const std::string& line) {
+    return !line.empty() && line.front() != ' ';
+  });
+  const bool raised = header != lines.rend() && said != lines.end();
+  return shortened(raised ? *said : lines.back(), kMaxLineBytes);
 }
 
 std::string describe_output(const WorkerRecord& root) {
@@ -95,7 +108,12 @@ std::string describe_output(const WorkerRecord& root) {
   for (std::string& line : last) line = shortened(line, kMaxLineBytes);
   std::string text;
   Lines stack = root.error.error ? printable_lines(root.error.error->call_stack) : Lines();
+  const std::size_t lines = last.size();
   drop_repetition(stack, last);
+  if (root.err_shown) {
+    if (!root.err_read || last.size() < lines) stack.clear();
+    last.clear();
+  }
   if (!stack.empty()) text += "  call stack:\n" + indented(bounded(joined(stack, "\n"), 8, 16), "    ");
   if (!last.empty()) text += "  last lines of its stderr:\n" + indented(last, "    | ");
   return text;
@@ -105,16 +123,19 @@ std::string describe_root_cause(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
   const bool killed_by_memory = !root.out_of_memory.empty() && root.status == ExitStatus::killed(SIGKILL);
   std::string text = field("rank", {describe_worker(root)});
-  text += field("outcome", {describe_end(root)});
+  text += field("outcome", {report.hang.empty() ? describe(*root.status) : report.hang});
   text += sentence("memory", root.out_of_memory);
-  if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(*root.status));
+  if (!killed_by_memory && report.hang.empty()) text += sentence("hint", end_hint(*root.status));
   text += field("error", error_lines(root.error, 12, 8));
+  if (const auto line = last_line(root); root.err_shown && !line.empty()) text += field("stderr", {line});
   text += field("host", {printable(report.host)});
-  text += field("time", {utc_text(std::chrono::system_clock::to_time_t(root.time), "%Y-%m-%d %H:%M:%S UTC")});
+  const auto time = std::chrono::system_clock::to_time_t(root.time);
+  if (root.status) text += field("time", {utc_text(time, "%Y-%m-%d %H:%M:%S UTC")});
   if (report.max_restarts > 0)
     text += field("attempt", {std::to_string(report.attempt) +
                               " (--max-restarts=" + std::to_string(report.max_restarts) + ")"});
   if (!root.core.empty()) text += field("core file", {printable(root.core)});
+  if (!report.stacks.empty()) text += paths("stacks", {report.stacks});
   text += paths("log files", root.logs);
   return text + describe_output(root);
 }
@@ -134,13 +155,14 @@ std::string describe_others(const std::string& title, const std::vector<WorkerRe
 /// A program that rejects its arguments has said why, usually on stderr.
 std::string describe_refusal(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
-  const Lines error = error_lines(root.error, 1, 1), last = printable_lines(joined(root.last_lines, "\n"));
-  std::string reason;
-  if (!error.empty()) reason = ": " + error.front();
-  if (error.empty() && !last.empty()) reason = ": " + shortened(last.back(), kMaxLineBytes);
-  return shortened(printable(report.program), kMaxLineBytes) + " FAILED: rank " + std::to_string(root.rank) +
-         " exited with code " + std::to_string(root.status->code) +
-         (root.asked_to_end ? ", after ddprun told it to end" : "") + reason + "\n";
+  const Lines error = error_lines(root.error, 1, 1);
+  const std::string reason = error.empty() ? last_line(root) : error.front(),
+                    program = shortened(printable(report.program), kMaxLineBytes);
+  return program + " FAILED: rank " + std::to_string(root.rank) + " exited with code " +
+         std::to_string(root.status->code) + (reason.empty() ? "" : ": " + reason) + "\n" +
+         (report.misplaced_flag.empty()
+              ? ""
+              : "ddprun's own flags, such as " + report.misplaced_flag + ", go before " + program + "\n");
 }
 
 constexpr const char* kSentByOthers =
@@ -179,7 +201,8 @@ bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals) {
 
 std::string describe(const FailureReport& report) {
   constexpr int kUsageError = 2;
-  if (report.root_cause.status == ExitStatus::exited(kUsageError)) return describe_refusal(report);
+  if (report.hang.empty() && report.root_cause.status == ExitStatus::exited(kUsageError))
+    return describe_refusal(report);
   const std::string rule = std::string(kWidth, '=') + "\n";
   const std::string thin_rule = std::string(kWidth, '-') + "\n";
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;

@@ -32,13 +32,18 @@ struct WorkerRecord {
   std::string out_of_memory = {};            ///< describe(OomFinding)
   std::string core = {};                     ///< core_place(); empty: no core file
   std::vector<std::string> last_lines = {};  ///< of its stderr, raw
+  bool err_shown = false;                    ///< its stderr is on the console
+  bool err_read = true;                      ///< through ddprun
 };
 
 /// Why a job failed.
 struct FailureReport {
   std::string program;
   std::string host;
-  WorkerRecord root_cause;  ///< the first that failed, by its error file or its exit
+  WorkerRecord root_cause;  ///< the first that failed, by its error file or its exit, or was silent longest
+  std::string hang = {};    ///< in place of its end: no sign of life
+  std::filesystem::path stacks = {};  ///< of the root cause
+  std::string misplaced_flag = {};    ///< Options::misplaced_flag
   /// That had reported an error before, and had not exited until ddprun ended them, in rank order.
   std::vector<WorkerRecord> not_exited = {};
   std::vector<WorkerRecord> others;  ///< that also failed on their own, in rank order

@@ -51,7 +51,8 @@ namespace fs = std::filesystem;
 // gdb takes several hundred MB per training process: do not run too many at once.
 constexpr unsigned kMaxDebuggers = 8;
 constexpr std::chrono::milliseconds kLook{10};  // at a time: the event loop waits
-constexpr rlim_t kMaxOutput = 1 << 26;          // of a debugger: it is in memory
+constexpr std::chrono::milliseconds kTimeToDetach{500};
+constexpr rlim_t kMaxOutput = 1 << 26;  // of a debugger: it is in memory
 constexpr std::size_t kMaxThreads = 512;
 
 /// Without the final newline; empty if it is gone or unreadable for us.
@@ -136,22 +137,21 @@ struct StackDump::Step {
   StackCommand command;
   pid_t pid;
   bool of_worker;  ///< and not of one of its children
+  bool stopped;    ///< the process was stopped before
 };
 
 struct StackDump::Rank {
   StackResult result;
   std::deque<Step> steps;  ///< the debugger is working on the first
   std::optional<bp::child> debugger;
-  UniqueFd output;  ///< of the debugger, in memory: a file on a disk could hold up the event loop
+  Clock::time_point until;  ///< the debugger gets the next signal then
+  int signal = 0;           ///< the last one that it got
+  UniqueFd output;          ///< of the debugger, in memory: a file on a disk could hold up the event loop
 
   void note_problem(const Step& step, const std::string& problem) {
     if (step.of_worker) add_to(result.problem, step.command.tool + ": " + problem, "; ");
   }
-  /// ddprun reaps its zombie, as any orphan: waiting for it could block.
-  void kill_debugger() {
-    ::kill(-debugger->id(), SIGKILL);
-    debugger->detach();
-  }
+  void signal_debugger(int number) { ::kill(-debugger->id(), signal = number); }
 };
 
 KernelView kernel_view(pid_t pid) {
@@ -187,7 +187,8 @@ std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, con
     // It fails on a process that is already stopped.
     if (process.stopped) commands.back().argv.push_back("--nonblocking");
   }
-  // A process with LibTorch costs eu-stack 0.2 s of CPU time, and gdb 4.6 s for the same frames.
+  // A process with LibTorch costs eu-stack 0.2 s of CPU time, and gdb 4.6 s for the same frames, or 11 s with
+  // the one that pip installs.
   if (!tools.eu_stack.empty()) {
     commands.push_back({"eu-stack", {tools.eu_stack, "-p", number}});
   } else if (!tools.gdb.empty()) {
@@ -266,8 +267,10 @@ void write_stacks(StackResult& result, const fs::path& folder) {
       folder.empty() ? "no folder for them" : path.string() + ": cannot create: " + std::strerror(errno);
 }
 
-StackDump::StackDump(const std::vector<StackTarget>& targets, StackTools tools)
+StackDump::StackDump(const std::vector<StackTarget>& targets, StackTools tools,
+                     std::chrono::milliseconds tool_timeout)
     : tools_(std::move(tools)),
+      tool_timeout_(tool_timeout),
       groups_(process_groups()),
       max_running_(std::clamp(std::thread::hardware_concurrency(), 2u, kMaxDebuggers)) {
   constexpr int kCapSysPtrace = 19;
@@ -283,7 +286,7 @@ StackDump::StackDump(const std::vector<StackTarget>& targets, StackTools tools)
 
 StackDump::~StackDump() {
   for (Rank& rank : ranks_)
-    if (rank.debugger) rank.kill_debugger();
+    if (rank.debugger) leave_out(rank);
 }
 
 /// Notes the kernel's view of all processes of a rank, and plans the debuggers.
@@ -299,7 +302,7 @@ void StackDump::look_at(Rank& rank) {
     if (view.text.empty()) continue;
     rank.result.text += view.text;
     for (StackCommand& command : stack_commands(tools_, pid, view))
-      rank.steps.push_back({std::move(command), pid, pid == worker});
+      rank.steps.push_back({std::move(command), pid, pid == worker, view.stopped});
   }
   if (forbidden_) rank.steps.clear();
   if (forbidden_ && rank.result.problem.empty()) rank.result.problem = *forbidden_;
@@ -308,15 +311,19 @@ void StackDump::look_at(Rank& rank) {
 }
 
 bool StackDump::advance() {
-  const auto until = std::chrono::steady_clock::now() + kLook;
+  const auto until = Clock::now() + kLook;
   while (looking()) {
     look_at(ranks_[looked_at_++]);
-    if (std::chrono::steady_clock::now() >= until) break;
+    if (Clock::now() >= until) break;
   }
   for (Rank& rank : ranks_) {
     std::error_code reaped_by_others;
-    if (rank.debugger && !rank.debugger->running(reaped_by_others)) conclude(rank, /*in_time=*/true);
+    if (rank.debugger && !rank.debugger->running(reaped_by_others))
+      conclude(rank);
+    else if (rank.debugger && Clock::now() >= rank.until)
+      end_late(rank);
   }
+  if (Clock::now() >= deadline_) return running_ == 0;
   // Every worker before any worker's children: time may run out.
   for (const bool of_worker : {true, false})
     for (Rank& rank : ranks_) start_next(rank, of_worker);
@@ -325,18 +332,24 @@ bool StackDump::advance() {
 
 bool StackDump::looking() const { return looked_at_ < ranks_.size(); }
 
+StackDump::Clock::time_point StackDump::next() const {
+  auto next = looking() ? Clock::now() : Clock::time_point::max();
+  for (const Rank& rank : ranks_)
+    if (rank.debugger) next = std::min(next, rank.until);
+  return next;
+}
+
 std::vector<StackResult> StackDump::finish() {
   std::vector<StackResult> results;
   for (std::size_t i = looked_at_; i < ranks_.size(); ++i) ranks_[i].result.problem = "no time left";
   looked_at_ = ranks_.size();
   for (Rank& rank : ranks_) {
-    if (rank.debugger) {
-      rank.kill_debugger();
-      conclude(rank, /*in_time=*/false);
-    } else if (!rank.steps.empty() && rank.steps.front().of_worker) {
+    if (rank.debugger) leave_out(rank);
+    if (!rank.steps.empty() && rank.steps.front().of_worker)
       rank.note_problem(rank.steps.front(), "no time left");
-    }
     rank.steps.clear();
+    if (rank.result.view.python && tools_.py_spy.empty() && !forbidden_)
+      add_to(rank.result.problem, "pip install py-spy shows Python's frames", "; ");
     results.push_back(std::move(rank.result));
   }
   return results;
@@ -362,6 +375,8 @@ void StackDump::start_next(Rank& rank, bool of_worker) {
                           error);
     if (!error) {
       ++running_;
+      rank.until = std::min<Clock::time_point>(Clock::now() + tool_timeout_, deadline_);
+      rank.signal = 0;
       return;
     }
     rank.debugger.reset();
@@ -370,11 +385,28 @@ void StackDump::start_next(Rank& rank, bool of_worker) {
   }
 }
 
+/// Ends a rank's debugger: it can still detach from the process, which then goes on.
+void StackDump::end_late(Rank& rank) {
+  if (rank.signal == SIGKILL) return leave_out(rank);
+  rank.signal_debugger(rank.signal == 0 ? SIGTERM : SIGKILL);
+  rank.until = Clock::now() + kTimeToDetach;
+}
+
+/// Kills a rank's debugger. ddprun reaps its zombie, as any orphan: waiting for it could block.
+void StackDump::leave_out(Rank& rank) {
+  rank.signal_debugger(SIGKILL);
+  rank.debugger->detach();
+  conclude(rank);
+}
+
 /// Evaluates the output of a rank's debugger, which has ended.
-void StackDump::conclude(Rank& rank, bool in_time) {
+void StackDump::conclude(Rank& rank) {
   const Step step = std::move(rank.steps.front());
+  const bool in_time = rank.signal == 0;
   rank.steps.pop_front();
   rank.debugger.reset();
+  // The SIGSTOP by which it attached to a thread may be left.
+  if (!in_time && !step.stopped) ::kill(step.pid, SIGCONT);
   --running_;
   const std::string output = all_of(rank.output);
   rank.output.reset();
@@ -384,6 +416,9 @@ void StackDump::conclude(Rank& rank, bool in_time) {
     rank.note_problem(step, refusal.empty() ? "no stacks in its output" : refusal);
     return;
   }
+  std::erase_if(rank.steps, [&](const Step& other) {
+    return other.pid == step.pid && other.command.tool == "gdb";  // which would stop it for seconds
+  });
   if (!in_time) rank.note_problem(step, refusal);
   if (step.of_worker) rank.result.tools.push_back(step.command.tool);
 }

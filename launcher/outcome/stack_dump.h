@@ -10,11 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/events/clock.h"
+
 namespace ddprun::launcher {
 
-/// How long dumping the stacks of a whole job may take: it hangs anyway, and gdb needs 5 s of CPU time per
-/// rank with LibTorch.
-constexpr std::chrono::seconds kStackDumpTimeout{30};
+/// How long a tool may work on one process, which stands still meanwhile, and all of them on a whole job.
+constexpr std::chrono::seconds kStackToolTimeout{3}, kStackDumpTimeout{10};
 
 /// What /proc says about a process. Instant; needs no debugger.
 struct KernelView {
@@ -31,7 +32,7 @@ KernelView kernel_view(pid_t pid);
 /// Paths of the programs that can print another process's stacks; empty: not found.
 struct StackTools {
   std::string eu_stack;
-  std::string gdb;     ///< used if eu-stack is missing
+  std::string gdb;     ///< used if eu-stack is missing and py-spy has not answered
   std::string py_spy;  ///< for Python frames
 };
 
@@ -93,18 +94,25 @@ void write_stacks(StackResult& result, const std::filesystem::path& folder);
 /// every process as it found it.
 ///
 /// Nothing here blocks. Call advance() whenever a child of ddprun has ended (debuggers are children, and
-/// anyone may reap them), and again at once while looking(), until it returns true or you give up, and then
+/// anyone may reap them), and at next() at the latest, until it returns true or you give up, and then
 /// finish().
 class StackDump {
  public:
-  StackDump(const std::vector<StackTarget>& targets, StackTools tools);
+  using Clock = LoopClock;
+
+  StackDump(const std::vector<StackTarget>& targets, StackTools tools,
+            std::chrono::milliseconds tool_timeout = kStackToolTimeout);
   /// Kills the remaining debuggers; the processes that they traced continue.
   ~StackDump();
   StackDump(const StackDump&) = delete;
   StackDump& operator=(const StackDump&) = delete;
 
-  /// Looks at a few ranks, and starts the debuggers whose turn it is. True if nothing is left to do.
+  /// Looks at a few ranks, ends the debuggers that take too long, and starts those whose turn it is. True if
+  /// nothing is left to do.
   bool advance();
+
+  /// When advance() has something to do even if no debugger ends.
+  Clock::time_point next() const;
 
   /// Whether there are ranks that it has not looked at.
   bool looking() const;
@@ -118,9 +126,13 @@ class StackDump {
 
   void look_at(Rank& rank);
   void start_next(Rank& rank, bool of_worker);
-  void conclude(Rank& rank, bool in_time);
+  void end_late(Rank& rank);
+  void conclude(Rank& rank);
+  void leave_out(Rank& rank);
 
   StackTools tools_;
+  const std::chrono::milliseconds tool_timeout_;
+  const Clock::time_point deadline_ = Clock::now() + kStackDumpTimeout;
   std::optional<std::string> forbidden_;
   std::map<pid_t, std::vector<pid_t>> groups_;
   std::vector<Rank> ranks_;

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <ctime>
 #include <optional>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/clock.h"
 #include "launcher/events/threads.h"
@@ -104,7 +106,9 @@ std::string folder_name(const std::string& run_id) {
 JobOutput::JobOutput(Console& console, const Options& options, const std::string& run_id,
                      const std::string& job_id, const std::filesystem::path& temp_folder)
     : options_(options),
-      job_name_(run_id == job_id ? job_id : folder_name(run_id) + "_" + job_id.substr(0, 8)),
+      job_name_((run_id == job_id || run_id == kDefaultRunId ? utc_text(std::time(nullptr), "%Y%m%d-%H%M%S")
+                                                             : folder_name(run_id)) +
+                "_" + job_id.substr(0, 8)),
       temp_folder_(temp_folder),
       started_in_(std::filesystem::current_path()),
       console_(console) {}
@@ -136,6 +140,7 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
     const std::string source = options_.output.log_dir_source;
     const std::function<void()> make = [made, path, source] {
       for_flag(source, [&] { *made = std::make_shared<const LogFolder>(path); });
+      link_latest(path);
     };
     const AsideEnd end = co_await run_aside(make, LoopClock::now() + kDiskPatience, &give_up);
     if (end == AsideEnd::kGivenUp) co_return;
@@ -169,12 +174,11 @@ asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
   const auto log_dir = log_folder_ ? options_.output.log_dir : std::filesystem::path(kDefaultLogDir);
   for (const auto& folder : {job_folder(log_dir), std::filesystem::path(temp_folder_.string() + "-stacks")}) {
     const std::string name = attempt_name(attempt);
-    const std::function<void()> make = [shared = folder == job_folder(log_dir) ? log_folder_ : nullptr,
-                                        folder, name] {
-      if (shared)
-        shared->open_below(name);
-      else
-        LogFolder(folder / name);
+    const bool lasts = folder == job_folder(log_dir);
+    const std::function<void()> make = [shared = lasts ? log_folder_ : nullptr, folder, name, lasts] {
+      if (shared) return void(shared->open_below(name));
+      LogFolder(folder / name);
+      if (lasts) link_latest(folder);
     };
     const auto problem = co_await problem_of(make, folder, &give_up);
     if (!problem) break;

@@ -37,8 +37,9 @@ std::string folder_name(const std::string& run_id);
 
 /// Where a job's workers write: ddprun's console, and the job's folder
 ///   LOG_DIR/RUN_ID_XXXXXXXX/attempt_N/LOCAL_RANK/{stdout.log, stderr.log, error.json}
-/// in torchrun's layout. Without a log folder, the error files are side by side in the job's temporary
-/// folder: on a disk that discards freed blocks each folder made and removed costs milliseconds.
+/// in torchrun's layout, with the time in place of a run id that nobody chose. Without a log folder, the
+/// error files are side by side in the job's temporary folder: on a disk that discards freed blocks each
+/// folder made and removed costs milliseconds.
 class JobOutput {
  public:
   /// job_id       its first characters make the folder's name unique

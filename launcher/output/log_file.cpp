@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -57,6 +59,21 @@ bool check_trust(int folder, const fs::path& path) {
   return false;
 }
 
+/// Whether it is this user's link to a folder of a job, which may be gone.
+bool leads_to_job(const fs::path& link) {
+  struct stat info {};
+  if (::lstat(link.c_str(), &info) != 0 || !S_ISLNK(info.st_mode) || info.st_uid != ::geteuid()) return false;
+  constexpr std::size_t kDigits = 8;  // of the job's id
+  const std::string name = fs::read_symlink(link);
+  const auto before = name.find_last_not_of("0123456789abcdef") + 1;  // npos + 1 is 0
+  if (name.find('/') != std::string::npos || before + kDigits > name.size()) return false;
+  std::error_code gone;
+  const fs::directory_iterator inside(link, gone);
+  return begin(inside) == end(inside) || std::ranges::any_of(inside, [](const auto& entry) {
+           return entry.path().filename().string().starts_with("attempt_");
+         });
+}
+
 bool leads_out(const fs::path& relative) {
   return relative.empty() || relative.is_absolute() || *relative.begin() == "..";
 }
@@ -96,6 +113,15 @@ UniqueFd LogFolder::open_below(const fs::path& relative) const {
     if (is_safe_ && !check_trust(at.get(), walked)) throw IoError(walked, kUntrusted);
   }
   return at;
+}
+
+void link_latest(const fs::path& folder) try {
+  const fs::path name = folder.filename(), link = folder.parent_path() / "latest";
+  if (fs::symlink_status(link).type() != fs::file_type::not_found && !leads_to_job(link)) return;
+  const fs::path next = folder.parent_path() / ("." + name.string());
+  fs::create_symlink(name, next);
+  if (::rename(next.c_str(), link.c_str()) != 0) ::unlink(next.c_str());
+} catch (const fs::filesystem_error&) {  // it is only a help
 }
 
 LogFile::LogFile(const LogFolder& folder, const fs::path& file, std::size_t max_size,

@@ -43,6 +43,9 @@ class LogFolder {
   bool is_safe_ = false;
 };
 
+/// Makes `latest` beside a job's folder a link to it, unless that name is somebody's or something else's.
+void link_latest(const std::filesystem::path& folder);
+
 /// A new file of raw bytes, readable only by us.
 ///
 /// A failed write (a full disk, a quota) causes one warning per file; later writes are still attempted.

@@ -26,7 +26,8 @@ int executable_error(const std::string& path) {
 
 [[noreturn]] void fail(const std::string& path, int error) {
   throw LaunchError(LaunchError::code_of_exec_error(error),
-                    "cannot run " + path + ": " + std::strerror(error));
+                    "cannot run " + path + ": " +
+                        (error == EISDIR ? "it is a folder; name the program in it" : std::strerror(error)));
 }
 
 /// The Python for scripts and modules.
@@ -90,14 +91,19 @@ std::string find_program(const std::string& name, const std::string& search_path
     const std::string path = (folder.empty() ? "." : folder) + "/" + name;
     const int error = executable_error(path);
     if (error == 0) return path;
-    if (refusal == 0 && error != ENOENT && error != ENOTDIR) {
+    if (refusal == 0 && error != ENOENT && error != ENOTDIR && error != EISDIR) {
       refused = path;
       refusal = error;
     }
   }
   if (refusal != 0) fail(refused, refusal);
-  const std::string hint =
-      ::access(name.c_str(), F_OK) == 0 ? "; for the one in this folder write ./" + name : std::string();
+  std::string hint;
+  for (const std::string& meant : {name, name + ".py"}) {
+    const int error = executable_error(meant);
+    if (error == EISDIR) refusal = error;
+    if (error == 0 || error == EACCES) hint = "; did you mean ./" + meant + "?";
+  }
+  if (hint.empty() && refusal != 0) fail(name, refusal);
   throw LaunchError(LaunchError::kNotFound, "cannot run " + name + ": not found in PATH" + hint);
 }
 

@@ -27,7 +27,7 @@ class Job:
 
     def files(self):
         """Contents of the log files by path below the run's own folder, whose name is the launcher's affair."""
-        runs = list((self.folder / "logs").iterdir())
+        runs = [run for run in (self.folder / "logs").iterdir() if not run.is_symlink()]  # beside ddprun's: latest
         assert len(runs) == 1, runs
         return {str(path.relative_to(runs[0])): path.read_bytes() for path in runs[0].rglob("*") if path.is_file()}
 

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/worker_env.h>
 #include "tests/integration/node_job.h"
 
 namespace ddprun::test {
@@ -142,6 +143,26 @@ TEST_CASE("ddpctl stop ends a job, stacks leave it alone", "[ctl]") {
   CHECK(job.ctl({"stop", job.name()}).status == ExitStatus::exited(0));
   CHECK(job.child.wait() == ExitStatus::killed(SIGTERM));
   CHECK_THAT(job.child.err(), ContainsSubstring("received SIGTERM"));
+}
+
+TEST_CASE("a debugger that never answers holds up neither ddpctl stacks nor the rank", "[ctl]") {
+  const TempDir tools;
+  for (const char* tool : {"eu-stack", "gdb", "py-spy"}) {
+    write_file_atomic(tools.path() / tool,
+                      "#!/bin/sh\nkill -STOP $2; exec sleep 600\n");  // as one that has attached
+    fs::permissions(tools.path() / tool, fs::perms::owner_all);
+  }
+  Command command = speaking_job();
+  command.env["PATH"] = tools.path().string() + ":" + process_env("PATH").value_or("/bin:/usr/bin");
+  SeenJob job(command);
+  REQUIRE(wait_until([&] { return count_of("hello", job.child.out()) == 2; }));
+  const auto begin = std::chrono::steady_clock::now();
+  const Finished stacks = job.ctl({"stacks", job.name()});
+  CHECK(std::chrono::steady_clock::now() - begin < 15s);
+  CHECK(count_of("no stacks: eu-stack: not done in time\n", stacks.out) == 2);
+  const std::string table = job.ctl({"top", job.name(), "--once"}).out;
+  CHECK(count_of("stopped", table) == 0);
+  job.end();
 }
 
 TEST_CASE("ddpctl stop ends an elastic job on all nodes, whichever node it is on", "[ctl]") {

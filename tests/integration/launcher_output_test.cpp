@@ -13,11 +13,13 @@
 namespace ddprun::test {
 namespace {
 
-/// The only folder below the log folder: the job's.
+/// The only folder below the log folder: the job's. The only link leads to it.
 std::filesystem::path job_folder(const std::filesystem::path& log_dir) {
   std::vector<std::filesystem::path> folders;
-  for (const auto& entry : std::filesystem::directory_iterator(log_dir)) folders.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(log_dir))
+    if (!entry.is_symlink()) folders.push_back(entry.path());
   REQUIRE(folders.size() == 1);
+  CHECK(std::filesystem::read_symlink(log_dir / "latest") == folders[0].filename());
   return folders[0];
 }
 
@@ -84,6 +86,12 @@ TEST_CASE("the logs of earlier attempts are kept", "[output]") {
   const auto job = job_folder(folder.path());
   CHECK(read_file(job / "attempt_0/0/stdout.log") == "0\n");
   CHECK(read_file(job / "attempt_1/0/stdout.log") == "1\n");
+  const std::string name = job.filename();  // they sort by time
+  CHECK(name.size() == std::string_view("20261127-081736_05f69a69").size());
+  CHECK(name.starts_with("20"));
+  CHECK(name[8] == '-');
+  const Finished next(script({"--log-dir", folder.path(), "-r3"}, "echo next"));
+  CHECK(read_file(folder.path() / "latest/attempt_0/0/stdout.log") == "next\n");
 }
 
 TEST_CASE("only the ranks asked for are shown, and lines are filtered into a file", "[output]") {
@@ -198,11 +206,15 @@ TEST_CASE("a process outside the job that has a worker's pipe does not keep ddpr
 }
 
 TEST_CASE("the failure report ends with the worker's own last words", "[output]") {
-  const Finished run(
-      script({"--nproc-per-node=2"}, "[ $RANK = 0 ] || { seq 1 30 >&2; echo why >&2; exit 4; }; sleep 100"));
+  const TempDir folder;
+  const std::string failing = "[ $RANK = 0 ] || { seq 1 30 >&2; echo why >&2; exit 4; }; sleep 100";
+  const Finished run(script({"--nproc-per-node=2", "--redirects=2", "--log-dir", folder.path()}, failing));
   CHECK(run.status == ExitStatus::exited(4));
   CHECK_THAT(run.err, ContainsSubstring("| why"));
   CHECK_THAT(run.err, !ContainsSubstring("| 11\n"));  // the last 20 only
+  const Finished shown(script({"--nproc-per-node=2"}, failing));
+  CHECK_THAT(shown.err, ContainsSubstring("\n  stderr    : why\n"));
+  CHECK(count_of("30\n", shown.err) == 1);
 }
 
 TEST_CASE("a dry run shows every worker, starts nothing and writes nothing", "[output]") {

@@ -124,12 +124,53 @@ TEST_CASE("the stacks that Python prints when a job is ended say whose they are"
   }
 }
 
+TEST_CASE("without debuggers Python shows the stacks of a hang, and the report comes after them",
+          "[timeouts]") {
+  const std::string python = "/usr/bin/python3";
+  if (!std::filesystem::exists(python)) skip("there is no " + python);
+  const TempDir folder, no_tools;
+  Command command = ddprun_command(
+      {"--nproc-per-node=2", "--hang-timeout=3", "--log-dir", folder.path(), python, "-c",
+       "import sys, time\ndef hanging():\n    print('begins', file=sys.stderr, flush=True)\n    "
+       "time.sleep(600)\nhanging()"});
+  command.env["PATH"] = no_tools.path();
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(124));
+  const auto report = run.err.find(python + " FAILED\n");
+  REQUIRE(report != std::string::npos);
+  for (const char* rank : {"0", "1"}) {
+    const auto stack =
+        run.err.find("[default" + std::string(rank) + "]:  File \"<string>\", line 4 in hanging\n");
+    CHECK(stack < report);
+    CHECK(run.err.find("File", report) == std::string::npos);
+    CHECK(count_of("rank " + std::string(rank) + " (pid ", run.err) == 1);
+  }
+  CHECK_THAT(run.err, ContainsSubstring("pip install py-spy"));
+  CHECK_THAT(run.err, ContainsSubstring("outcome   : no sign of life for 3 s (--hang-timeout)\n"));
+  CHECK_THAT(run.err, ContainsSubstring("stacks    : " + folder.path().string()));
+}
+
+TEST_CASE("a debugger that never answers does not hold up the end of a hang", "[timeouts]") {
+  const TempDir folder, tools;
+  write_file_atomic(tools.path() / "gdb", "#!/bin/sh\nexec /bin/sleep 600\n");
+  std::filesystem::permissions(tools.path() / "gdb", std::filesystem::perms::owner_all);
+  Command command =
+      job({"--nproc-per-node=2", "--hang-timeout=0.5", "--log-dir", folder.path()}, {"ready", "pause"});
+  command.env["PATH"] = tools.path();
+  const auto begin = std::chrono::steady_clock::now();
+  const Finished run(command);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+  CHECK(run.status == ExitStatus::exited(124));
+  CHECK(count_of("no stacks: gdb: not done in time", run.err) == 2);
+}
+
 TEST_CASE("a job that lasts too long ends with 124 and its stacks", "[timeouts]") {
   const TempDir folder;
   const Finished run(
       job({"--nproc-per-node=2", "--timeout=2", "--log-dir", folder.path()}, {"ready", "pause"}));
   CHECK(run.status == ExitStatus::exited(124));
   CHECK_THAT(run.err, ContainsSubstring("did not end within 2 s (--timeout)"));
+  CHECK(run.err.ends_with(" FAILED: the job timed out (--timeout)\n"));
   int stacks = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
     if (entry.path().filename().string().rfind("stacks_", 0) == 0) {

@@ -186,13 +186,34 @@ TEST_CASE("output and files that cannot be written are named", "[launcher]") {
 TEST_CASE("a program beside the user that PATH does not have is hinted at", "[launcher]") {
   const TempDir folder;
   write_file_atomic(folder.path() / "train.py", "");
-  Command command{{DDPRUN_PROGRAM, "--no-python", "train.py"}};
-  command.in_child = [&] { [[maybe_unused]] const int ignored = ::chdir(folder.path().c_str()); };
-  const Finished run(command);
-  CHECK(run.status == ExitStatus::exited(127));
-  CHECK(
-      run.err ==
-      "ddprun: error: cannot run train.py: not found in PATH; for the one in this folder write ./train.py\n");
+  const auto run = [&](std::vector<std::string> words) {
+    Command command = ddprun_command(std::move(words));
+    command.in_child = [&] { [[maybe_unused]] const int ignored = ::chdir(folder.path().c_str()); };
+    return Finished(command);
+  };
+  const std::string cannot = "ddprun: error: cannot run ",
+                    meant = ": not found in PATH; did you mean ./train.py?\n";
+  const Finished named = run({"--no-python", "train.py"});
+  CHECK(named.status == ExitStatus::exited(127));
+  CHECK(named.err == cannot + "train.py" + meant);
+  CHECK(run({"train"}).err == cannot + "train" + meant);
+  CHECK(run({"no-such-program"}).err == cannot + "no-such-program: not found in PATH\n");
+  std::filesystem::create_directory(folder.path() / "src");
+  for (const std::string name : {".", "src", "./src"}) {
+    const Finished refused = run({name});
+    CHECK(refused.status == ExitStatus::exited(126));
+    CHECK(refused.err == cannot + name + ": it is a folder; name the program in it\n");
+  }
+}
+
+TEST_CASE("a script that refuses one of ddprun's flags is followed by a line about their place",
+          "[launcher]") {
+  const TempDir folder;
+  const std::string script = folder.path() / "train.py";
+  write_file_atomic(script, "import argparse\nargparse.ArgumentParser().parse_args()\n");
+  const std::string line = "ddprun's own flags, such as --tee, go before " + script + "\n";
+  CHECK(Finished(ddprun_command({script, "--tee=3"})).err.ends_with(line));
+  CHECK(count_of("ddprun's own flags", Finished(ddprun_command({script, "--lr=3"})).err) == 0);
 }
 
 TEST_CASE("a variable for the version, as container files have it, does not keep a job from running",

@@ -32,9 +32,13 @@ for step in range(1, 100000):
 class Screen:
     """A job, and ddpctl top in a terminal of this size."""
 
-    def __init__(self, ranks, width, height):
+    def __init__(self, ranks, width, height, tool=""):
         self.folder = tempfile.TemporaryDirectory()
         environment = {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "DDPRUN_CONTROL_DIR": f"{self.folder.name}/ddprun"}
+        for name in ("py-spy", "eu-stack", "gdb") if tool else ():
+            pathlib.Path(self.folder.name, name).write_text(f"#!/bin/sh\n{tool}\n")
+            pathlib.Path(self.folder.name, name).chmod(0o700)
+            environment["PATH"] = f"{self.folder.name}:{os.environ['PATH']}"
         self.job = subprocess.Popen([DDPRUN, f"--nproc-per-node={ranks}", "--prefix", "python3", "-c", TRAINING], env=environment,
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         sockets = pathlib.Path(self.folder.name, "ddprun")
@@ -87,6 +91,20 @@ class Top(unittest.TestCase):
             screen.press("Tab")
             screen.press("q")
             screen.shows("left with 0")
+
+    def test_keys_work_while_stacks_are_on_their_way(self):
+        with tempfile.TemporaryDirectory() as folder:
+            begun, ended = pathlib.Path(folder, "begun"), pathlib.Path(folder, "ended")
+            tool = f"trap 'echo >> {ended}; exit' TERM; touch {begun}; while :; do sleep 0.2; done"
+            with Screen(2, 80, 24, tool) as screen:
+                screen.shows("STEP TIME", "ETA")
+                screen.press("k")
+                screen.shows("looking at rank 0 ...")
+                wait_for(begun.exists, 30)
+                screen.press("Escape")
+                screen.shows(" RANK  STATE")
+                self.assertTrue(not ended.exists() or len(ended.read_text()) < 2)  # py-spy, and then eu-stack
+                wait_for(ended.exists, 30)  # each has its time, and can still detach
 
     def test_a_narrow_terminal_shows_whole_columns_and_the_slow_rank(self):
         with Screen(6, 60, 14) as screen:

@@ -229,6 +229,17 @@ TEST_CASE("a launcher's flag after a script is hinted at", "[options]") {
   CHECK(notes({"torchrun", "--nproc-per-node=2", "a.py"}).empty());
 }
 
+TEST_CASE("a script whose arguments begin with one of ddprun's flags is remembered", "[options]") {
+  const auto flag = [](const Words& words) { return parse_all(words).misplaced_flag; };
+  CHECK(flag({"a.py", "--log_dir=x", "--lr=1"}) == "--log-dir");
+  CHECK(flag({"-m", "a.b", "--no-prefix"}) == "--no-prefix");
+  CHECK(flag({"a.py", "--lr=1", "--log-dir=x"}).empty());
+  CHECK(flag({"a.py", "--program"}).empty());
+  CHECK(flag({"a.py"}).empty());
+  CHECK(flag({"a.py", "--nnodes=1"}).empty());  // a line at the start says so
+  CHECK(flag({"./launch", "--log-dir=x"}).empty());
+}
+
 TEST_CASE("the help names every flag and fits two screens", "[options]") {
   const std::string text = help_text();
   Options options;

@@ -58,6 +58,14 @@ std::string text_of(const JobScreen& screen) {
   return text;
 }
 
+TEST_CASE("a job whose run id nobody chose is called by its program", "[job_screen]") {
+  View view = job_view(2);
+  view["run_id"] = "none";
+  view["program"][0] = "/home/u/train.py";
+  CHECK(
+      job_screen({view, nullptr}, SortBy::kRank, 80).head[0].starts_with("job 3f2a91bc (train.py)  node1 "));
+}
+
 TEST_CASE("a job on 80 columns", "[job_screen]") {
   CHECK(text_of(job_screen({job_view(2), nullptr}, SortBy::kRank, 80)) ==
         "job 3f2a91bc (my-run)  node1  running for 1:02:05  restarts 1 of 3\n"

@@ -178,6 +178,80 @@ TEST_CASE("a usage error is one line, with the program's own words", "[failure_r
   CHECK(describe(report) == "train.py FAILED: rank 3 exited with code 2\n");
 }
 
+TEST_CASE("one of ddprun's flags after a script that fails with 2 is named", "[failure_report]") {
+  FailureReport report = sample_report();
+  report.root_cause.status = ExitStatus::exited(2);
+  report.misplaced_flag = "--tee";
+  CHECK(describe(report) ==
+        "train.py FAILED: rank 3 exited with code 2\n"
+        "ddprun's own flags, such as --tee, go before train.py\n");
+  report.root_cause.status = ExitStatus::exited(1);
+  CHECK_FALSE(has(describe(report), "--tee"));
+}
+
+TEST_CASE("what the console shows already is not repeated, but for the line that says why",
+          "[failure_report]") {
+  FailureReport report = sample_report();
+  report.root_cause.err_shown = true;
+  report.root_cause.last_lines = {"Traceback (most recent call last):", "  f()", "ValueError: bad",
+                                  "[W] the process group was not destroyed"};
+  CHECK_THAT(describe(report), ContainsSubstring("  stderr    : ValueError: bad\n"));
+  CHECK_FALSE(has(describe(report), "f()"));
+  report.root_cause.last_lines = {"line 1", "line 2"};
+  CHECK_THAT(describe(report), ContainsSubstring("  stderr    : line 2\n"));
+  CHECK_FALSE(has(describe(report), "line 1"));
+}
+
+TEST_CASE("a traceback is shown once, by the worker or in the report", "[failure_report]") {
+  FailureReport report = sample_report(WorkerError{"E: x", "Traceback:\n  f()\n  g()\n  h()\nE: x\n", 0});
+  report.root_cause.err_shown = true;
+  CHECK(has(describe(report), "call stack"));  // it has written nothing
+  report.root_cause.last_lines = {"Traceback:", "  main()", "  f()", "  g()", "  h()", "E: x", "bye"};
+  CHECK_FALSE(has(describe(report), "h()"));
+  CHECK_FALSE(has(describe(report), "stderr"));
+  CHECK_THAT(describe(report), ContainsSubstring("  error     : E: x\n"));
+  report.root_cause.last_lines.clear();
+  report.root_cause.err_read = false;  // it has the console to itself, and Python prints what @record wrote
+  CHECK_FALSE(has(describe(report), "call stack"));
+}
+
+TEST_CASE("a hang has a report too, without a word of how ddprun ended it", "[failure_report]") {
+  FailureReport report = sample_report();
+  report.hang = "no sign of life for 5 s (--hang-timeout)";
+  report.stacks = "/logs/stacks_3.txt";
+  report.root_cause.asked_to_end = true;
+  report.ended_by_us = {0};
+  for (const auto& status :
+       {std::optional(ExitStatus::killed(SIGABRT)), std::optional(ExitStatus::exited(2))}) {
+    report.root_cause.status = status;
+    CHECK(describe(report) ==
+          R"(================================================================================
+train.py FAILED
+--------------------------------------------------------------------------------
+Root Cause (first observed failure):
+  rank      : 3 (local_rank: 1, pid: 123)
+  outcome   : no sign of life for 5 s (--hang-timeout)
+  host      : node1
+  time      : 1970-01-01 00:00:00 UTC
+  stacks    : /logs/stacks_3.txt
+--------------------------------------------------------------------------------
+ended by ddprun: rank 0
+================================================================================
+)");
+  }
+  report.root_cause.status.reset();
+  CHECK_FALSE(has(describe(report), "  time      : "));
+}
+
+TEST_CASE("the root cause ended by itself", "[failure_report]") {
+  FailureReport report = sample_report();
+  report.root_cause.asked_to_end = true;
+  for (const int code : {7, 2}) {
+    report.root_cause.status = ExitStatus::exited(code);
+    CHECK_FALSE(has(describe(report), "told it to end"));
+  }
+}
+
 TEST_CASE("the last twenty lines of stderr are shown, bars in their last state", "[failure_report]") {
   FailureReport report = sample_report();
   for (int i = 0; i < 30; ++i) report.root_cause.last_lines.push_back("line " + std::to_string(i) + ".");

@@ -75,7 +75,7 @@ std::vector<StackResult> run(StackDump& dump, const std::filesystem::path& folde
 
 std::vector<StackResult> run(const std::vector<StackTarget>& targets, const TempDir& folder,
                              const StackTools& tools) {
-  StackDump dump(targets, tools);
+  StackDump dump(targets, tools, test::kDeadline);
   return run(dump, folder.path());
 }
 
@@ -325,10 +325,39 @@ TEST_CASE("a Python program is known as one", "[stack_dump]") {
                }});
   REQUIRE(child.wait_for_output("ready"));
   StackTools tools = fake_gdb(folder, "echo 'Thread 1 (idle): \"MainThread\"'");
-  tools.py_spy = tools.gdb;
-  const auto results = run({{0, child.pid()}}, folder, tools);
+  auto results = run({{0, child.pid()}}, folder, tools);
   CHECK(results[0].view.python);
-  CHECK(results[0].tools == std::vector<std::string>{"py-spy", "gdb"});
+  CHECK_THAT(describe(results[0]), ContainsSubstring("(gdb; pip install py-spy shows Python's frames)"));
+  CHECK_THAT(describe(run({{0, child.pid()}}, folder, {})[0]),
+             ContainsSubstring("not found in PATH; pip install py-spy shows Python's frames; the kernel's"));
+  tools.py_spy = tools.gdb;
+  results = run({{0, child.pid()}}, folder, tools);
+  CHECK(results[0].tools == std::vector<std::string>{"py-spy"});  // gdb would stop it for seconds
+  CHECK(describe(results[0]).ends_with("(py-spy)"));
+  tools.py_spy = "/bin/false";
+  results = run({{0, child.pid()}}, folder, tools);
+  CHECK(results[0].tools == std::vector<std::string>{"gdb"});
+}
+
+TEST_CASE("a tool that takes too long can detach, and the process goes on", "[stack_dump]") {
+  const TempDir folder;
+  const bool obeys = GENERATE(true, false), stopped = GENERATE(false, true);
+  CAPTURE(obeys, stopped);
+  std::vector<std::string> actions{"ready"};
+  actions.emplace_back(stopped ? "stop-self" : "pause");
+  const auto child = worker(actions);
+  REQUIRE(child->wait_for_output("ready"));
+  REQUIRE(wait_until([&] { return state_of(child->pid()) == (stopped ? 'T' : 'S'); }));
+  const auto tools =
+      fake_gdb(folder, std::string(obeys ? "trap 'echo detached; exit' TERM" : "trap '' TERM") +
+                           "\nwhile [ \"$1\" != -p ]; do shift; done; kill -STOP \"$2\"\n"
+                           "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; done; sleep 600");
+  StackDump dump({{0, child->pid()}}, tools, std::chrono::milliseconds(300));
+  CHECK(dump.next() <= StackDump::Clock::now() + std::chrono::milliseconds(300));
+  const auto results = run(dump, folder.path());
+  CHECK_THAT(describe(results[0]), ContainsSubstring("no stacks: gdb: not done in time"));
+  CHECK(test::count_of("detached", read_file(results[0].file)) == (obeys ? 1 : 0));
+  CHECK(wait_until([&] { return state_of(child->pid()) == (stopped ? 'T' : 'S'); }));
 }
 
 constexpr pid_t kPid = 4711;
@@ -351,6 +380,7 @@ TEST_CASE("a process is given to eu-stack, or to gdb without it", "[stack_tools]
 
 TEST_CASE("a Python process is given to py-spy first", "[stack_tools]") {
   CHECK(names(stack_commands(kAll, kPid, kPython)) == Names{"py-spy", "eu-stack"});
+  CHECK(names(stack_commands({"", "/bin/gdb", "/bin/py-spy"}, kPid, kPython)) == Names{"py-spy", "gdb"});
   CHECK(names(stack_commands({"", "", "/bin/py-spy"}, kPid, kPython)) == Names{"py-spy"});
 }
 

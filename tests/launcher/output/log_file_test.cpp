@@ -50,6 +50,41 @@ TEST_CASE("log files are for their owner only, whatever the umask", "[log_file]"
     CHECK(mode_of(path) == 0700);
 }
 
+TEST_CASE("latest leads to the newest job, and takes nobody's name", "[log_file]") {
+  const TempDir temp;
+  const fs::path link = temp.path() / "latest", first = temp.path() / "20261127-081736_05f69a69",
+                 second = temp.path() / "my_run_12345678";
+  for (const fs::path& job : {first, second}) {
+    fs::create_directories(job / "attempt_0");
+    link_latest(job);
+    CHECK(fs::read_symlink(link) == job.filename());
+  }
+  fs::remove_all(second);
+  link_latest(first);
+  CHECK(fs::read_symlink(link) == first.filename());
+
+  const auto stays = [&] {
+    const auto before = fs::symlink_status(link).type();
+    link_latest(first);
+    return fs::symlink_status(link).type() == before;
+  };
+  fs::remove(link);
+  fs::create_directory(link);
+  CHECK(stays());
+  fs::remove(link);
+  write_file_atomic(link, "mine");
+  CHECK(stays());
+  fs::remove(link);
+  fs::create_directories(temp.path() / "run_20261127" / "checkpoints");
+  for (const char* target : {"run_20261127", "run7", "./20261127-081736_05f69a69"}) {
+    fs::create_symlink(target, link);
+    link_latest(first);
+    CHECK(fs::read_symlink(link) == target);
+    fs::remove(link);
+  }
+  CHECK(std::distance(fs::directory_iterator(temp.path()), {}) == 2);  // nothing is left beside them
+}
+
 TEST_CASE("a file may be named with the folder's path", "[log_file]") {
   const TempDir temp;
   const LogFolder folder(temp.path());
