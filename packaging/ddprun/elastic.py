@@ -90,6 +90,7 @@ class State:
         self._kept: Dict[str, Any] = {}  # the values
         self._small: Dict[str, Any] = {}  # states of schedulers, scalers and the like, which may change between steps
         self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
+        self._slots: List[Tuple[Dict[str, Any], str]] = []  # where modules have their buffers
         self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
         # On accelerators, where the CPU does not wait for what it begins:
         self._accelerators: Optional[List[torch.device]] = None  # that have parameters; None: not known in this round
@@ -110,7 +111,8 @@ class State:
         return self._commits
 
     def commit(self) -> None:
-        """This step is done. Call it right after the last optimizer step, with no collective between them.
+        """This step is done. Call it right after the last optimizer step, with no collective between them. Modules get no new parts after a round's
+        first one.
 
         Raises RuntimeError outside of the function that elastic.run() calls; RoundOver if another rank was lost.
         """
@@ -121,7 +123,7 @@ class State:
         self._commits += 1
         if self._position is not None:
             self.batch = self._position
-        self._keep()
+        self._keep(look=not self._looked)
         if self._memory_every > 0 and self._commits % self._memory_every == 0:
             self._memory.keep(self._commits, self._payload)
         if not self._looked:  # the function may have moved or sharded the model
@@ -217,11 +219,17 @@ class State:
     def _parameters(self) -> List[torch.Tensor]:
         return [parameter for module in self._all(torch.nn.Module) for parameter in module.parameters()]
 
-    def _buffers_now(self) -> List[torch.Tensor]:
-        return [buffer for module in self._all(torch.nn.Module) for buffer in module.buffers()]
+    def _find_slots(self) -> None:  # takes longer than all else in a commit()
+        self._slots = [(part._buffers, name) for module in self._all(torch.nn.Module) for part in module.modules() for name in part._buffers]
 
-    def _keep(self) -> None:
+    def _buffers_now(self) -> List[torch.Tensor]:
+        found = (held.get(name) for held, name in self._slots)
+        return [buffer for buffer in found if buffer is not None]
+
+    def _keep(self, look: bool = True) -> None:
         self._steps_since = 0
+        if look:
+            self._find_slots()
         self._kept = {name: copy.deepcopy(vars(self)[name]) for name in self._values}
         self._small = {name: _mapped(vars(self)[name].state_dict(), torch.Tensor, torch.clone) for name in self._small_objects}
         self._groups = [[_without_params(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
@@ -242,6 +250,7 @@ class State:
         for optimizer, groups in zip(self._optimizers, self._groups):
             for group, kept in zip(optimizer.param_groups, groups):
                 group.update(kept)
+        self._find_slots()
         with torch.no_grad():
             for buffer, kept in zip(self._buffers_now(), self._copies):
                 buffer.copy_(kept)
@@ -350,6 +359,9 @@ def run(
                 raise RuntimeError("elastic: a second run() of this State while the first one runs")
             if dist.is_initialized():
                 raise RuntimeError("elastic: torch.distributed is initialized already: elastic.run() does that in each round")
+            frozen = gc.get_freeze_count() > 0
+            if not frozen:
+                gc.freeze()  # what is imported and made: to look through it takes 0.1 s when a rank is lost
             _stand_by()
             rounds = _Rounds(_backend_of(backend), timeout)
             state._rounds = rounds
@@ -367,6 +379,8 @@ def run(
             finally:
                 state._rounds = None
                 rounds.end()
+                if not frozen:
+                    gc.unfreeze()
 
         return rounds_of  # type: ignore[return-value]
 
