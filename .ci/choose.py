@@ -109,8 +109,8 @@ MORE = [
     (r"tests/scripts/live_report_test", [r"live_report$"]),
     (r"tests/scripts/notebooks_test", [r"notebooks$"]),
     (r"tests/scripts/lightning_test", [r"lightning$"]),
-    (r"tests/packages/", [r"package_", r"python_module$", r"python_elastic$", r"python_preload$", r"doc_snippets$"]),
-    (r"packaging/ddprun/|examples/elastic\.py|common/recovery", [r"python_module$", r"python_elastic$"]),
+    (r"tests/packages/", [r"package_", r"python_module$", r"python_elastic", r"python_preload$", r"doc_snippets$"]),
+    (r"packaging/ddprun/|examples/elastic\.py|common/recovery", [r"python_module$", r"python_elastic"]),
     (r"launcher/workers/pre|common/recovery", [r"python_preload$"]),
     (r"tests/dropin/", [r"dropin_"]),
 ]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs the tests that need an NVIDIA GPU, and two short trainings on it, one as a CUDA graph. Exits with 4 without a GPU.
+# Builds and runs the tests that need an NVIDIA GPU, and two short trainings on it, one as a CUDA graph; with the tests' Python, also
+# ddprun.elastic. Exits with 4 without a GPU.
 #
 # usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
 #        scripts/gpu_check.sh --bundle DIR --torch .../site-packages/torch [--out DIR] [--cifar10 DIR]
@@ -23,3 +24,9 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --device cuda --max-steps 3 --data fashion-mnist --out "$out/run"
 build/bin/worker mnist --device cuda --max-steps 16 --cuda-graph on --data fashion-mnist --out "$out/graph"
+python=${DDPRUN_TEST_PYTHON:-$(test_python_folder)/bin/python}
+if [ -x "$python" ]; then
+  DDPRUN_TEST_PYTHON=$python python3 tests/packages/elastic_test.py build/bin/ddprun OnGpu
+else
+  say "skipped: ddprun.elastic, for want of a Python with torch (scripts/setup.sh --python)"
+fi

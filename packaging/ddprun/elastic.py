@@ -79,7 +79,7 @@ class State:
         self._objects = [name for name, entry in entries.items() if _has_state(entry)]
         self._values = [name for name in entries if name not in self._objects]
         self._commits = 0
-        self._steps_since = 0  # an optimizer's, since the last commit
+        self._steps_since = 0  # of optimizers, begun since the last commit
         self._rounds: Optional[_Rounds] = None
         self._memory = _Memory()
         self._memory_every = memory_every
@@ -90,14 +90,19 @@ class State:
         self._kept: Dict[str, Any] = {}  # the values
         self._small: Dict[str, Any] = {}  # states of schedulers, scalers and the like, which may change between steps
         self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
-        self._buffers: List[torch.Tensor] = []
+        self._slots: List[Tuple[Dict[str, Any], str]] = []  # where modules have their buffers
         self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
+        # On accelerators, where the CPU does not wait for what it begins:
+        self._accelerators: Optional[List[torch.device]] = None  # that have parameters; None: not known in this round
+        self._first: Optional[List[torch.Tensor]] = None  # the parameters at the round's beginning: DistributedDataParallel's broadcast writes to them
+        self._captured = False  # a step is in a CUDA graph
         vars(self).update(entries)
         self._optimizers = self._all(torch.optim.Optimizer)
         large = [*self._optimizers, *self._all(torch.nn.Module)]
         self._small_objects = [name for name in self._objects if not any(vars(self)[name] is one for one in large)]
         for optimizer in self._optimizers:
-            optimizer.register_step_post_hook(self._note_step)
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
         self._keep()
 
     @property
@@ -106,16 +111,19 @@ class State:
         return self._commits
 
     def commit(self) -> None:
-        """This step is done. Call it right after the last optimizer step, with no collective between them.
+        """This step is done. Call it right after the last optimizer step, with no collective between them. Modules get no new parts after a round's
+        first one.
 
         Raises RuntimeError outside of the function that elastic.run() calls; RoundOver if another rank was lost.
         """
         if self._rounds is None:
             raise RuntimeError("elastic: commit() outside of the function that elastic.run() calls")
+        if self._steps_since == 0:  # a GradScaler left it out, perhaps for numbers that mean nothing
+            self._wait()
         self._commits += 1
         if self._position is not None:
             self.batch = self._position
-        self._keep()
+        self._keep(look=not self._looked)
         if self._memory_every > 0 and self._commits % self._memory_every == 0:
             self._memory.keep(self._commits, self._payload)
         if not self._looked:  # the function may have moved or sharded the model
@@ -184,21 +192,53 @@ class State:
     def _all(self, kind: Any) -> List[Any]:
         return [vars(self)[name] for name in self._objects if isinstance(vars(self)[name], kind)]
 
-    def _note_step(self, *_: Any) -> None:
+    def _before_step(self, *_: Any) -> None:
+        self._wait()
         self._steps_since += 1
 
-    def _keep(self) -> None:
+    def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        if len(arguments) > 1 or keywords.get("closure") is not None:  # more gradients
+            self._wait()
+
+    def _wait(self) -> None:
+        """On an accelerator: until all that was begun is done, and it counts. A collective that is aborted leaves any numbers and no error, but it
+        is aborted only after the round is known to be over."""
+        if self._rounds is None or not self._rounds.recovering:
+            return
+        if self._accelerators is None:
+            devices = {parameter.device for parameter in self._parameters()}
+            self._accelerators = [device for device in devices if _runs_ahead(device)]
+        for device in self._accelerators:
+            if not _wait_for(device) and not self._captured:
+                self._captured = True
+                self._rounds.announce(self)
+        if self._accelerators:
+            self._rounds.check()
+        self._first = None
+
+    def _parameters(self) -> List[torch.Tensor]:
+        return [parameter for module in self._all(torch.nn.Module) for parameter in module.parameters()]
+
+    def _find_slots(self) -> None:  # takes longer than all else in a commit()
+        self._slots = [(part._buffers, name) for module in self._all(torch.nn.Module) for part in module.modules() for name in part._buffers]
+
+    def _buffers_now(self) -> List[torch.Tensor]:
+        found = (held.get(name) for held, name in self._slots)
+        return [buffer for buffer in found if buffer is not None]
+
+    def _keep(self, look: bool = True) -> None:
         self._steps_since = 0
+        if look:
+            self._find_slots()
         self._kept = {name: copy.deepcopy(vars(self)[name]) for name in self._values}
         self._small = {name: _mapped(vars(self)[name].state_dict(), torch.Tensor, torch.clone) for name in self._small_objects}
         self._groups = [[_without_params(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
-        buffers = [buffer for module in self._all(torch.nn.Module) for buffer in module.buffers()]
+        buffers = self._buffers_now()
         with torch.no_grad():
             if len(buffers) != len(self._copies) or any(a.shape != b.shape for a, b in zip(buffers, self._copies)):
                 self._copies = [buffer.clone() for buffer in buffers]
             elif buffers:
                 torch._foreach_copy_(self._copies, buffers)
-        self._buffers = buffers
 
     def _go_back(self) -> None:
         """To the last commit, from somewhere in the step after it."""
@@ -206,15 +246,19 @@ class State:
         vars(self).update(copy.deepcopy(self._kept))
         for name, kept in self._small.items():
             vars(self)[name].load_state_dict(copy.deepcopy(kept))
+            vars(vars(self)[name]).get("_per_optimizer_states", {}).clear()  # GradScaler's notes on the step
         for optimizer, groups in zip(self._optimizers, self._groups):
             for group, kept in zip(optimizer.param_groups, groups):
                 group.update(kept)
+        self._find_slots()
         with torch.no_grad():
-            for buffer, kept in zip(self._buffers, self._copies):
+            for buffer, kept in zip(self._buffers_now(), self._copies):
                 buffer.copy_(kept)
-        for module in self._all(torch.nn.Module):
-            for parameter in module.parameters():
-                parameter.grad = None
+            for parameter, kept in zip(self._parameters(), self._first or []):
+                parameter.copy_(kept)
+        self._first = None
+        for parameter in self._parameters():
+            parameter.grad = None
 
     def _take_from_memory(self) -> None:
         """In a process that has started: what ddprun holds, if it is newer."""
@@ -249,11 +293,11 @@ class State:
                 for parameter in vars(self)[name].parameters():
                     if hasattr(parameter, "device_mesh"):
                         return f"{name} has DTensors, whose shards are lost with their rank"
-                    if parameter.is_cuda:
-                        return f"{name} is on a GPU, where a step that is given up may leave any numbers"
+                    if _runs_ahead(parameter.device) and torch.__version__ < "2.11":
+                        return f"{name} is on a GPU, which needs PyTorch 2.11"
             if type(vars(self)[name]).__name__ == "ZeroRedundancyOptimizer":
                 return f"{name} shards its state, and a part is lost with its rank"
-        return ""
+        return "a step is captured in a CUDA graph, which cannot be interrupted" if self._captured else ""
 
     def _signature(self) -> str:
         """What must be the same on all ranks: names, and the models' parameters with their shapes."""
@@ -267,8 +311,10 @@ class State:
         """Takes the state of the rank that has done the most steps. Every rank calls it first in a round."""
         rank = dist.get_rank()
         self._looked = False
+        self._accelerators = None
         self._go_back()
-        mine = {"commits": self._commits, "whole": self._steps_since == 0, "connected": self._connected, "signature": self._signature()}
+        whole = self._steps_since == 0 and not self._captured
+        mine = {"commits": self._commits, "whole": whole, "connected": self._connected, "signature": self._signature()}
         everyone: List[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         others = [i for i, one in enumerate(everyone) if one["signature"] != everyone[0]["signature"]]
@@ -287,6 +333,8 @@ class State:
             if rank != source:
                 self._restore(payload)
         self._connected = True
+        if _runs_ahead(None):
+            self._first = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters()]
 
 
 def run(
@@ -294,7 +342,8 @@ def run(
 ) -> Callable[[_Function], _Function]:
     """Makes a function one that is called in each round of the job, with torch.distributed's default group initialized, and ends it after.
 
-    backend: as for init_process_group; by default Gloo for tensors on CPUs, NCCL for those on GPUs. timeout: of its collectives.
+    backend: as for init_process_group; by default Gloo for tensors on CPUs, NCCL for those on GPUs. It has one for CPUs in any case, over which
+    the state travels. timeout: of its collectives.
     Under ddprun --recover=rank the function is called again after a rank is lost; everything that it made for the group before (a
     DistributedDataParallel, a subgroup) must be its own and be made anew.
 
@@ -310,8 +359,11 @@ def run(
                 raise RuntimeError("elastic: a second run() of this State while the first one runs")
             if dist.is_initialized():
                 raise RuntimeError("elastic: torch.distributed is initialized already: elastic.run() does that in each round")
+            frozen = gc.get_freeze_count() > 0
+            if not frozen:
+                gc.freeze()  # what is imported and made: to look through it takes 0.1 s when a rank is lost
             _stand_by()
-            rounds = _Rounds(backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"), timeout)
+            rounds = _Rounds(_backend_of(backend), timeout)
             state._rounds = rounds
             rounds.announce(state)
             state._take_from_memory()
@@ -327,6 +379,8 @@ def run(
             finally:
                 state._rounds = None
                 rounds.end()
+                if not frozen:
+                    gc.unfreeze()
 
         return rounds_of  # type: ignore[return-value]
 
@@ -432,10 +486,12 @@ class _Rounds:
         self._newest: Optional[Tuple[Dict[str, Any], Optional[int]]] = None  # a later round, and rank 0's socket
         self._abort_at = self._leave_until = float("inf")
         self._over = self._ended = self._warned = False
+        self.recovering = self._socket is not None  # this rank would go on if another one were lost
         self._store: Any = None
         if self._socket is None:
             return
         os.set_inheritable(self._socket.fileno(), False)
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or NCCL's watchdog aborts collectives first, and ends the process
         self._wake, self._waker = socket.socketpair()
         threading.Thread(target=self._watch, name="ddprun-rounds", daemon=True).start()
 
@@ -446,6 +502,7 @@ class _Rounds:
             last = "the state in memory" if state._memory_every > 0 else "your checkpoint"
             print(f"elastic: if a rank is lost, all start again from {last}: {why_not}", file=sys.stderr, flush=True)
         self._warned = self._warned or bool(why_not)
+        self.recovering = self._socket is not None and not why_not
         self._say(not why_not)
 
     def check(self) -> None:
@@ -583,12 +640,49 @@ class _Rounds:
                 return
             self._abort_at = now + 1
             late = now > self._leave_until
-        for group in list(getattr(dist.distributed_c10d._world, "pg_names", {})):
-            with contextlib.suppress(Exception):  # old versions have none for Gloo
-                group.abort()
+            groups = _groups()  # here, or they might be those of the next round
+        _abort(groups)
         if late:
             print(f"elastic: another rank was lost, and this one could not leave its round within {_LEAVE_WITHIN:.0f} s", file=sys.stderr, flush=True)
             os._exit(1)
+
+
+def _groups() -> List[Any]:
+    names = list(getattr(dist.distributed_c10d._world, "pg_names", {}).items())
+    return [group for group, _ in sorted(names, key=lambda item: item[1], reverse=True)]
+
+
+def _abort(groups: List[Any]) -> None:
+    nccl: Any = None
+    with contextlib.suppress(Exception):  # there is none
+        nccl = groups[0]._get_backend(torch.device("cuda"))
+    together = hasattr(nccl, "_group_start")  # or a communicator waits for another one's kernels
+    if together:
+        nccl._group_start()
+    for group in groups:
+        with contextlib.suppress(Exception):  # old versions have none for Gloo
+            group.abort()
+    if together:
+        nccl._group_end()
+
+
+def _runs_ahead(device: Optional[torch.device]) -> bool:
+    """Whether the CPU does not wait for what it begins on the device; None: on any here."""
+    return torch.cuda.is_available() if device is None else device.type not in ("cpu", "meta")
+
+
+def _wait_for(device: torch.device) -> bool:
+    """Until all that was begun on the device is done. False: that becomes a part of a CUDA graph instead."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return False
+    torch.accelerator.synchronize(device)
+    return True
+
+
+def _backend_of(wanted: Optional[str]) -> str:
+    if wanted == "nccl" or (wanted is None and torch.cuda.is_available()):
+        return "cpu:gloo,cuda:nccl"
+    return wanted or "gloo"
 
 
 def _has_state(entry: Any) -> bool:
@@ -639,10 +733,10 @@ class _Tensor:
     """Stands for a tensor that travels by itself."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype, self.on_gpu = tuple(tensor.shape), tensor.dtype, tensor.is_cuda
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
     def __call__(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device="cuda" if self.on_gpu else "cpu")
+        return torch.empty(self.shape, dtype=self.dtype)
 
 
 def _mapped(value: Any, of: Any, function: Callable[[Any], Any]) -> Any:
@@ -660,7 +754,7 @@ def _mapped(value: Any, of: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _broadcast(payload: Any, source: int) -> Any:
-    """The source's nested value on every rank: what is no tensor pickled, and tensors as tensors, many in one piece."""
+    """The source's nested value on every rank: what is no tensor pickled, and tensors as tensors on the CPU, many in one piece."""
     tensors: List[torch.Tensor] = []
 
     def taken_out(tensor: torch.Tensor) -> _Tensor:
@@ -677,7 +771,7 @@ def _broadcast(payload: Any, source: int) -> Any:
         box = [_mapped(box[0], _Tensor, made)]
     with torch.no_grad():
         for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            flat = torch.cat([tensor.reshape(-1).cpu() for tensor in bucket])
             dist.broadcast(flat, src=source)
             if payload is None:
                 begin = 0
@@ -690,7 +784,7 @@ def _broadcast(payload: Any, source: int) -> Any:
 def _buckets(tensors: List[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
     kinds: Dict[Any, List[torch.Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device.type), []).append(tensor)
+        kinds.setdefault(tensor.dtype, []).append(tensor)
     for alike in kinds.values():
         bucket: List[torch.Tensor] = []
         size = 0
@@ -759,7 +853,7 @@ def _stand_by() -> None:
     del os.environ["DDPRUN_STANDBY_FD"]
     order.close()
     told = json.loads(text)
-    os.environ.update(told["env"])
+    os.environb.update({name.encode(): value.encode() for name, value in told["env"].items()})  # whatever the locale
     for name, descriptor in zip(told["fds"], descriptors):
         if name in ("0", "1", "2"):
             os.dup2(descriptor, int(name))

@@ -1,6 +1,7 @@
 """ddprun.elastic with the real ddprun and PyTorch: ranks that are killed are replaced, and the training is that of an undisturbed run.
 
-usage: elastic_test.py DDPRUN; DDPRUN_TEST_PYTHON names a Python with PyTorch
+usage: elastic_test.py DDPRUN [--newest] [tests]; DDPRUN_TEST_PYTHON names a Python with PyTorch
+  --newest  with the newest PyTorch: the folder that DDPRUN_TEST_NEWEST_TORCH names, ahead of that Python's own
 """
 import json
 import os
@@ -16,16 +17,20 @@ import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 DDPRUN = sys.argv[1]
-PYTHON = os.environ.get("DDPRUN_TEST_PYTHON")
-if not PYTHON:
-    print("skipped: DDPRUN_TEST_PYTHON names no Python with PyTorch")
-    sys.exit(4)
+sys.path.insert(0, str(SOURCE / "tests/dropin"))
+from launchers import find_newest_torch, find_python
+
+PYTHON = find_python()
+PATHS = [str(SOURCE / "packaging")]
+if "--newest" in sys.argv:
+    sys.argv.remove("--newest")
+    PATHS.append(find_newest_torch(PYTHON))
 EXAMPLE = SOURCE / "examples/elastic.py"
 EPOCHS = 8  # of 50 steps
 
 
 def environment(**more):
-    return {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "PYTHON_EXEC": PYTHON, "OMP_NUM_THREADS": "1", "EPOCHS": str(EPOCHS), **more}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "PYTHON_EXEC": PYTHON, "OMP_NUM_THREADS": "1", "EPOCHS": str(EPOCHS), **more}
 
 
 def run(script, *flags, launcher=None, **variables):
@@ -53,12 +58,12 @@ def process_of(rank, events):
 class Job:
     """The example under ddprun. A rank is killed at some time after given steps."""
 
-    def __init__(self, kills, *flags):
+    def __init__(self, kills, *flags, **variables):
         self.steps, self.out, seen, chance = [], "", [], random.Random(1)
         folder = tempfile.TemporaryDirectory()
         events = pathlib.Path(folder.name, "events.json")
         job = subprocess.Popen([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=20", f"--events-json={events}", *flags, EXAMPLE], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env=environment())
+                               stderr=subprocess.PIPE, text=True, env=environment(**variables))
         reader = threading.Thread(target=lambda: seen.append(job.stderr.read()))
         reader.start()
         for line in job.stdout:
@@ -100,7 +105,8 @@ class Recovery(unittest.TestCase):
         self.assertNotIn("restarting all", job.err)
 
     def test_a_standby_process_takes_over(self):
-        job = Job([(60, 0), (200, 1)], "--standby=1")
+        with tempfile.TemporaryDirectory() as folder:  # its new environment need not be text in its locale
+            job = Job([(60, 0), (200, 1)], "--standby=1", f"--log-dir={folder}/größe", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
         self.check(job, 2)
 
     def test_when_all_ranks_are_lost_the_state_in_memory_goes_on(self):
@@ -128,6 +134,135 @@ torch.manual_seed(0)
 net = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 """
+
+
+# A queue of kernels that a thread works off while the program runs ahead. As with NCCL, an all-reduce whose peer is lost ends
+# once it is aborted, without an error, and leaves any numbers.
+PRETEND_GPU = NET + """
+import queue, threading
+garbage, scaled = float(os.environ["GARBAGE"]), os.environ["SCALED"] == "1"
+kernels, aborted = queue.Queue(8), threading.Event()
+def work():
+    while True:
+        kernels.get()()
+        kernels.task_done()
+threading.Thread(target=work, daemon=True).start()
+def wait(*_):
+    kernels.join()
+    return True
+def then(function, first):
+    def both(*arguments):
+        first()
+        return function(*arguments)
+    return both
+elastic._runs_ahead, elastic._wait_for = lambda device: True, wait
+elastic._broadcast = then(elastic._broadcast, wait)
+elastic._abort = then(elastic._abort, aborted.set)
+dist.distributed_c10d._abort_process_group = then(dist.distributed_c10d._abort_process_group, aborted.set)
+
+class Sgd(torch.optim.Optimizer):
+    def __init__(self): super().__init__(net.parameters(), {"lr": 0.01})
+    def step(self): kernels.put(self.kernel)
+    @torch.no_grad()
+    def kernel(self):
+        for parameter in net.parameters(): parameter -= 0.01 * parameter.grad
+
+optimizer = Sgd()
+scaler = torch.amp.GradScaler("cpu", init_scale=2**10, enabled=scaled)
+state = elastic.State(model=net, optimizer=optimizer, scaler=scaler, step=0)
+
+def backward(step):
+    optimizer.zero_grad()
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(2 * step + rank))
+    scaler.scale((net(x) - x.sum(1, keepdim=True)).square().mean()).backward()
+
+def all_reduce(step):
+    if step == 20 and rank == 1 and os.environ.get("DDPRUN_ROUND") == "0" and os.environ.get("KILL"): os.kill(os.getpid(), 9)
+    for parameter in net.parameters():
+        try: dist.all_reduce(parameter.grad)
+        except Exception:
+            aborted.wait()
+            parameter.grad.fill_(garbage)
+
+@elastic.run(state)
+def train():
+    global rank
+    rank = dist.get_rank()
+    wait()
+    aborted.clear()
+    if os.environ.get("DDPRUN_ROUND") == "1":  # another one is lost while DistributedDataParallel broadcasts
+        if rank == 1: os.kill(os.getpid(), 9)
+        torch.nn.init.constant_(net.weight, garbage)
+        dist.barrier()
+    for step in range(state.step, 60):
+        kernels.put(lambda step=step: backward(step))
+        kernels.put(lambda step=step: all_reduce(step))
+        if scaled: wait()  # it looks whether they are finite
+        scaler.step(optimizer)
+        scaler.update()
+        state.step = step + 1
+        state.commit()
+    wait()
+    print(f"rank {rank}: weights {net.weight.tolist()} after {state.commits} steps at scale {scaler.get_scale()}", flush=True)
+train()
+"""
+
+
+class RunsAhead(unittest.TestCase):
+    """As on a GPU: the CPU does not see that a step is given up."""
+
+    def train(self, kills, **variables):
+        code, out, err = run(PRETEND_GPU, "--nproc-per-node=2", "--recover=rank", "--max-restarts=2", "--preload=torch", **variables)
+        self.assertEqual(0, code, err)
+        self.assertEqual(kills, err.count("replacing only this rank"), err)
+        self.assertEqual(2, out.count("after 60 steps"), out)
+        return sorted(out.splitlines())
+
+    def test_no_step_is_taken_with_numbers_that_mean_nothing(self):
+        undisturbed = self.train(0, GARBAGE="0", SCALED="0")
+        self.assertEqual(undisturbed, self.train(2, GARBAGE="1e9", SCALED="0", KILL="1"))
+        undisturbed = self.train(0, GARBAGE="0", SCALED="1")
+        for garbage in "1e9", "inf":  # GradScaler leaves out the step of the latter
+            self.assertEqual(undisturbed, self.train(2, GARBAGE=garbage, SCALED="1", KILL="1"))
+
+
+ON_GPU = """
+import os, torch
+from ddprun import elastic
+from torch.nn.parallel import DistributedDataParallel
+several = torch.cuda.device_count() > 1  # NCCL wants one for each rank
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if several else 0)
+torch.cuda.set_device(device)
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).to(device)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+state = elastic.State(model=net, optimizer=optimizer, step=0)
+@elastic.run(state, backend=None if several else "gloo")
+def train():
+    rank, model = torch.distributed.get_rank(), DistributedDataParallel(net, device_ids=[device.index])
+    for step in range(state.step, 300):
+        if step == 100 and rank == 1 and os.environ["DDPRUN_ROUND"] == "0" and os.environ.get("KILL"): os.kill(os.getpid(), 9)
+        x = torch.randn(64, 256, generator=torch.Generator().manual_seed(2 * step + rank)).to(device, non_blocking=True)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        state.step = step + 1
+        state.commit()
+    print(f"rank {rank}: weights {sum(p.double().sum() for p in net.parameters()).item():.17g} after {state.commits} steps", flush=True)
+train()
+"""
+
+
+@unittest.skipUnless(os.path.exists("/dev/nvidiactl"), "there is no GPU")
+class OnGpu(unittest.TestCase):
+    def test_a_lost_rank_is_replaced(self):
+        code, undisturbed, err = run(ON_GPU, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1")
+        self.assertEqual(0, code, err)
+        code, out, err = run(ON_GPU, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1", KILL="1")
+        self.assertEqual(0, code, err)
+        self.assertEqual(1, err.count("replacing only this rank"), err)
+        self.assertEqual(weights(undisturbed), weights(out))
+        self.assertEqual(2, out.count("after 300 steps"), out)
 
 
 class Misuse(unittest.TestCase):
@@ -173,6 +308,25 @@ def train():
     optimizer.step()
     if rank == 1: os.kill(os.getpid(), 9)
     dist.barrier()
+    state.commit()
+train()
+""", "Call commit() right after the last optimizer.step()", "--recover=rank", "--max-restarts=1")
+
+    def test_a_step_that_failed_half_way_is_no_state(self):
+        self.refused("""
+class Halves(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        net.weight += 1
+        if rank == 1: os.kill(os.getpid(), 9)
+        dist.barrier()
+        net.bias += 1
+optimizer = Halves(net.parameters(), {})
+state = elastic.State(model=net, optimizer=optimizer)
+@elastic.run(state)
+def train():
+    if os.environ["DDPRUN_ROUND"] != "0": return
+    optimizer.step()
     state.commit()
 train()
 """, "Call commit() right after the last optimizer.step()", "--recover=rank", "--max-restarts=1")
