@@ -44,6 +44,7 @@ STAGE_INPUTS = {
 LAUNCHER = r"integration/launcher_|network/|report_error/"
 TRAINING = r"integration/(?!launcher_)|worker/"
 WORKER = r"worker/(?:.*/)?"
+FRAMEWORKS = r"python_(accelerate|lightning|transformers)$"
 ROOMS = [
     (r"launcher/cli/|common/settings/", [r"integration/launcher_(test|output|inherited)", r"network/readme", r"slurm_nodes$", r"package_flags$"]),
     (r"common/settings/", [r"integration/command_line"]),
@@ -109,8 +110,8 @@ MORE = [
     (r"tests/scripts/live_report_test", [r"live_report$"]),
     (r"tests/scripts/notebooks_test", [r"notebooks$"]),
     (r"tests/scripts/lightning_test", [r"lightning$"]),
-    (r"tests/packages/", [r"package_", r"python_module$", r"python_elastic", r"python_preload$", r"doc_snippets$"]),
-    (r"packaging/ddprun/|examples/elastic\.py|common/recovery", [r"python_module$", r"python_elastic"]),
+    (r"tests/packages/", [r"package_", r"python_module$", r"python_elastic", r"python_preload$", FRAMEWORKS, r"doc_snippets$"]),
+    (r"packaging/ddprun/|examples/(elastic|transformers).*\.py|common/recovery", [r"python_module$", r"python_elastic", FRAMEWORKS]),
     (r"launcher/workers/pre|common/recovery", [r"python_preload$"]),
     (r"tests/dropin/", [r"dropin_"]),
 ]

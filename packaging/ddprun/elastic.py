@@ -134,14 +134,14 @@ class State:
     def batches(self, loader: Any, seed: int = 0) -> Iterator[Any]:
         """The epoch's batches that are not done, from a DataLoader or another iterable; then `batch` is 0 again.
 
-        The order and the random numbers of a batch follow from the seed, the rank, `epoch` and the batch's number alone: a sampler's set_epoch()
-        is called, and the generators of torch, random and NumPy are seeded before each batch. Batches that are done are not loaded
-        if the loader has a batch_sampler.
+        The order and the random numbers of a batch follow from the seed, the rank, `epoch` and the batch's number alone: the set_epoch() of the
+        loader or its sampler is called, and the generators of torch, random and NumPy are seeded before each batch. Batches that are done are not
+        loaded if a batch_sampler draws them.
         """
         if "batch" not in self._values:
             raise RuntimeError("elastic: batches() needs State(..., batch=0)")
         epoch = int(getattr(self, "epoch", 0))
-        samplers: List[Any] = [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
+        samplers: List[Any] = [loader, getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
         for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
@@ -718,10 +718,18 @@ class _Later:
 
 
 def _without_first(loader: Any, first: int) -> Iterator[Any]:
-    if first > 0 and isinstance(loader, torch.utils.data.DataLoader) and loader.batch_sampler is not None:
-        rest: Any = copy.copy(loader)
-        vars(rest).update(batch_sampler=_Later(loader.batch_sampler, first), persistent_workers=False, _iterator=None)
-        loader = rest
+    around = type(loader).__name__ == "DataLoaderShard"  # Accelerate's, which is no DataLoader though isinstance() says so
+    inner = loader.base_dataloader if around else loader
+    torch_data = torch.utils.data
+    draws = issubclass(type(inner), torch_data.DataLoader) and inner.batch_sampler is not None
+    if first > 0 and draws and not isinstance(inner.dataset, torch_data.IterableDataset):
+        rest: Any = copy.copy(inner)
+        vars(rest).update(batch_sampler=_Later(inner.batch_sampler, first), persistent_workers=False, _iterator=None)
+        if around:
+            whole, loader = loader, object.__new__(type(loader))
+            vars(loader).update(vars(whole), base_dataloader=rest)
+        else:
+            loader = rest
         first = 0
     batches: Iterator[Any] = iter(loader)
     for _ in range(first):

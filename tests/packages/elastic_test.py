@@ -56,14 +56,14 @@ def process_of(rank, events):
 
 
 class Job:
-    """The example under ddprun. A rank is killed at some time after given steps."""
+    """An example under ddprun. A rank is killed at some time after given steps."""
 
-    def __init__(self, kills, *flags, **variables):
+    def __init__(self, kills, *flags, program=(EXAMPLE,), **variables):
         self.steps, self.out, seen, chance = [], "", [], random.Random(1)
         folder = tempfile.TemporaryDirectory()
         events = pathlib.Path(folder.name, "events.json")
-        job = subprocess.Popen([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=20", f"--events-json={events}", *flags, EXAMPLE], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env=environment(**variables))
+        flags = ["--nproc-per-node=2", "--recover=rank", "--max-restarts=20", f"--events-json={events}", *flags]
+        job = subprocess.Popen([DDPRUN, *flags, *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**variables))
         reader = threading.Thread(target=lambda: seen.append(job.stderr.read()))
         reader.start()
         for line in job.stdout:
@@ -411,6 +411,16 @@ state.batch = 5
 assert epoch(state) == []
 state.epoch = 2
 assert epoch(state) != whole
+""")
+
+    def test_what_is_done_of_an_iterable_dataset_is_left_out(self):
+        self.passes("""
+from torch.utils.data import DataLoader, IterableDataset
+class Lines(IterableDataset):
+    def __iter__(self): return iter(range(20))
+state = elastic.State(model=net, epoch=1, batch=3)
+assert [batch.tolist() for batch in state.batches(DataLoader(Lines(), batch_size=4))] == [[12, 13, 14, 15], [16, 17, 18, 19]]
+assert state.batch == 0
 """)
 
 
