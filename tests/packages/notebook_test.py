@@ -215,6 +215,22 @@ class Magic(unittest.TestCase):
         kernel.run("%unload_ext ddprun")
         self.assertEqual(1, len(kernel.processes()), kernel.processes())
 
+    def test_a_cell_runs_when_the_job_ahead_was_lost_or_cannot_have_the_modules(self):
+        kernel = self.kernel()
+        (kernel.folder / "starts_thread.py").write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n")
+        cell = "%%ddprun --preload=json\nprint('begun')"
+        kernel.run(cell)
+        until(kernel.next_job_waits)
+        [modules] = [pid for pid, words in kernel.processes().items() if "-u" in words]
+        os.kill(modules, signal.SIGKILL)
+        until(lambda: len(kernel.processes()) == 1)
+        self.assertEqual("begun\n", kernel.run(cell))
+        for _ in range(2):
+            kernel.run(cell.replace("json", "starts_thread"))
+            self.assertEqual(1, kernel.text.count("begun"), kernel.text)
+            self.assertIn("has started a thread", kernel.text)
+            until(kernel.next_job_waits)
+
     def test_a_module_that_does_not_exist_is_named_each_time(self):
         kernel = self.kernel()
         for _ in range(2):
