@@ -110,9 +110,10 @@ MORE = [
     (r"tests/scripts/live_report_test", [r"live_report$"]),
     (r"tests/scripts/notebooks_test", [r"notebooks$"]),
     (r"tests/scripts/lightning_test", [r"lightning$"]),
-    (r"tests/packages/", [r"package_", r"python_module$", r"python_elastic", r"python_preload$", FRAMEWORKS, r"doc_snippets$"]),
+    (r"tests/packages/", [r"package_", r"python_module$", r"python_elastic", r"python_preload$", r"python_notebook$", FRAMEWORKS, r"doc_snippets$"]),
     (r"packaging/ddprun/|examples/(elastic|transformers).*\.py|common/recovery", [r"python_module$", r"python_elastic", FRAMEWORKS]),
-    (r"launcher/workers/pre|common/recovery", [r"python_preload$"]),
+    (r"packaging/ddprun/", [r"python_notebook$", r"notebooks$"]),
+    (r"launcher/workers/pre|common/recovery", [r"python_preload$", r"python_notebook$"]),
     (r"tests/dropin/", [r"dropin_"]),
 ]
 

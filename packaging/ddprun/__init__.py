@@ -8,6 +8,8 @@
 ...         ddprun.status(step=step, seconds={"data": waited, "compute": worked})  # for ddpctl and --metrics-port
 >>> run = ddprun.read_run("runs/mnist-1")
 >>> pandas.DataFrame(run["metrics"])
+
+In a notebook %load_ext ddprun gives the cell magic %%ddprun.
 """
 import contextlib
 import faulthandler
@@ -117,6 +119,20 @@ def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
         "config": _config(folder / "config.toml"),
         "checkpoints": sorted((folder / "checkpoints").glob("*"), key=lambda file: file.stat().st_mtime),
     }
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """%load_ext ddprun"""
+    from . import notebook
+
+    notebook.load_ipython_extension(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """%unload_ext ddprun"""
+    from . import notebook
+
+    notebook.unload_ipython_extension(ipython)
 
 
 def _columns(file: pathlib.Path) -> Dict[str, list]:

@@ -74,7 +74,7 @@ def main():
     check_program(target / "bin" / "ddpctl", version)
     check_job(target / "bin" / "ddprun", folder)
     check_python(target, folder)
-    run(target / "bin" / "python", "-c", "import ddprun; ddprun.heartbeat(); assert ddprun.read_run and ddprun.record")
+    run(target / "bin" / "python", "-c", "import ddprun, ddprun.notebook; ddprun.heartbeat(); assert ddprun.read_run and ddprun.record")
     assert (target / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages/ddprun/py.typed").exists()
 
     # As scripts/package.sh makes it.

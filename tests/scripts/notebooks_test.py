@@ -57,15 +57,16 @@ def until(condition):
 def main():
     os.environ["PATH"] = os.pathsep.join([str(pathlib.Path(word).resolve().parent) for word in sys.argv[1:3]] + [os.environ["PATH"]])
     os.environ["PYTHON_EXEC"] = sys.executable
+    os.environ["PYTHONPATH"] = str(PAGE.parents[1] / "packaging")
     cells = [nbformat.v4.new_code_cell(code) for code in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)]
     spawn = nbformat.v4.new_code_cell("import multiprocessing as mp\ndef train(rank): pass\n"
                                       "p = mp.get_context('spawn').Process(target=train, args=(0,)); p.start(); p.join(); print(p.exitcode)")
     notebook = nbformat.v4.new_notebook(cells=cells + [spawn])
-    ends_with_its_kernel(cells[0].source)
+    ends_with_its_kernel(next(cell.source for cell in cells if "def run(" in cell.source))
     with tempfile.TemporaryDirectory() as folder:
         kernel = nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": folder}})
         kernel.execute()
-        define, mnist, write, own, rows, pictures, spawned = notebook.cells
+        load, own, define, mnist, rows, pictures, spawned = notebook.cells
         assert "Test set: Average loss" in outputs(mnist), outputs(mnist)
         assert float(re.search(r"loss (\S+)", outputs(own))[1]) < 5, outputs(own)
         assert 0.3 < float(outputs(rows)) < 1, outputs(rows)

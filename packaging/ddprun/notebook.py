@@ -1,0 +1,194 @@
+"""%load_ext ddprun: the cell magic %%ddprun, which runs a cell as a job.
+
+The job is a ddprun with a session of its own, which ends when the kernel does. It writes to a terminal of ours, so lines have their ranks, and
+progress bars move. With --preload the next job starts ahead of its cell: the last of the modules that it imports is a file of ours, which waits
+until the cell is there.
+"""
+import argparse
+import codecs
+import fcntl
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import tty
+from typing import Any, Dict, List, Match, Optional, Tuple
+
+# Becomes the ddprun of this package. It gets SIGTERM when the thread of the kernel that has started it ends.
+_DDPRUN = """
+import ctypes, os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv.pop(1)):
+    runpy.run_path(sys.argv.pop(1))
+"""
+_WAIT = """# The notebook's next cell runs once the kernel gives up its lock.
+import fcntl
+
+with open(__file__) as file:
+    fcntl.flock(file, fcntl.LOCK_SH)
+"""
+_NO_CELL = "raise SystemExit('ddprun: the process with the modules was lost as the cell began: run it again')\n"
+
+# These count, listen or write as soon as ddprun has started, so a job that has one cannot start ahead of its cell.
+_NOT_AHEAD = ("config", "events-json", "hang-timeout", "log-dir", "metrics-port", "result-json", "timeout")
+
+_Settings = Tuple[List[str], Dict[str, str], str]  # of a job when it starts: flags, environment and folder
+
+
+class JobFailed(Exception):
+    """The job of a cell has failed. Its output ends with ddprun's report."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the job ended with exit code {code}")
+        self.code = code
+
+    def _render_traceback_(self) -> List[str]:  # for IPython: all frames would be our own
+        return [f"JobFailed: {self}"]
+
+
+class _Screen:
+    """Makes of what ddprun writes to a terminal what a notebook can show: it has a carriage return, but cannot clear a line."""
+
+    def __init__(self) -> None:
+        self._rest = ""  # of a sequence that is not complete
+        self._drawn = 0  # characters of the unfinished line, which is below all others
+
+    def shown(self, text: str, at_end: bool) -> str:
+        text, self._rest = self._rest + text, ""
+        last = text.rfind("\r")
+        if last >= 0 and not at_end and "\x1b[?7h" not in text[last:] and "\r\x1b[K\x1b[?7l".startswith(text[last : last + 9]):
+            text, self._rest = text[:last], text[last:]
+        return re.sub("\r\x1b\\[K(?:\x1b\\[\\?7l([^\r\n]*?)\x1b\\[\\?7h)?", self._redrawn, text)
+
+    def _redrawn(self, match: Match[str]) -> str:
+        cleared = "\r" + " " * self._drawn + "\r" if self._drawn else ""
+        self._drawn = len(match[1] or "")
+        return cleared + (match[1] or "")
+
+
+class _Job:
+    """A ddprun whose program comes later."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self.settings = settings
+        flags, environment, place = settings
+        self._folder = tempfile.TemporaryDirectory(prefix="ddprun_cell_")
+        self._program = pathlib.Path(self._folder.name, "cell.py")
+        self._program.write_text(_NO_CELL)
+        wait = self._program.with_name("wait_for_cell.py")
+        wait.write_text(_WAIT)
+        self._lock = wait.open()
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        modules = _preload(settings)
+        waits = [f"--preload={modules},{wait}"] if modules else []
+        self._output, terminal = os.openpty()
+        tty.setraw(terminal)  # a newline stays one character
+        columns, lines = shutil.get_terminal_size((100, 24))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+        # As if the program were in the notebook's folder.
+        path = os.pathsep.join(filter(None, [place, environment.get("PYTHONPATH")]))
+        start = [sys.executable, "-c", _DDPRUN, str(os.getpid()), str(pathlib.Path(__file__).with_name("__main__.py"))]
+        self._process = subprocess.Popen(
+            [*start, *flags, *waits, "--", str(self._program)], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
+            start_new_session=True, env={"TERM": "xterm", **environment, "PYTHONPATH": path})
+        os.close(terminal)
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, cell: str) -> int:
+        """Shows the output as it comes. An interrupt ends the job, a second one at once. Returns the exit code."""
+        complete = self._program.with_name("complete.py")
+        complete.write_text(cell, encoding="utf-8")
+        complete.replace(self._program)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        screen, decoder = _Screen(), codecs.getincrementaldecoder("utf-8")("replace")
+        ended = False
+        while not ended:
+            try:
+                some = self._read()
+                ended = not some
+                sys.stdout.write(screen.shown(decoder.decode(some), at_end=ended))
+                sys.stdout.flush()
+            except KeyboardInterrupt:
+                ended = not self.lives()
+                self._process.send_signal(signal.SIGINT)
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._output, 1 << 16)
+        except OSError:  # EIO: every process has closed the terminal
+            return b""
+
+    def end(self) -> None:
+        """Ends it if it runs."""
+        os.close(self._output)  # first, so that ddprun does not wait until its last lines are read
+        self._process.terminate()
+        self._process.wait()
+        self._lock.close()
+        self._folder.cleanup()
+
+
+def _preload(settings: _Settings) -> Optional[str]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--preload", nargs="?")
+    modules: Optional[str] = parser.parse_known_args(settings[0])[0].preload
+    return modules or settings[1].get("DDPRUN_PRELOAD")
+
+
+def _can_start_ahead(settings: _Settings) -> bool:
+    flags, environment, _ = settings
+    typed = [flag.lstrip("-").partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("-")]
+    given = {name.partition("_")[2].lower().replace("_", "-") for name in environment if name.startswith(("DDPRUN_", "PET_"))}
+    abbreviated = any(name.startswith(flag) for name in _NOT_AHEAD for flag in typed)
+    return _preload(settings) is not None and not abbreviated and not given.intersection(_NOT_AHEAD)
+
+
+_ahead: Optional[_Job] = None  # the next run of a cell that has the same settings
+
+
+def _end_ahead() -> None:
+    global _ahead
+    job, _ahead = _ahead, None
+    if job:
+        job.end()
+
+
+def _run_cell(line: str, cell: str) -> None:
+    """%%ddprun [FLAGS]: runs the cell as a job, with ddprun's flags such as --nproc-per-node=2 --preload=torch (%%ddprun --help)."""
+    global _ahead
+    settings = (shlex.split(line), dict(os.environ), os.getcwd())
+    ahead = _can_start_ahead(settings)
+    if _ahead and (not _ahead.lives() or (ahead and _ahead.settings != settings)):
+        _end_ahead()
+    if _ahead and _ahead.settings == settings:
+        job, _ahead = _ahead, None
+    else:
+        job = _Job(settings)
+    try:
+        code = job.run(f"# %%ddprun {line}\n{cell}")  # a traceback counts lines as the notebook does
+    finally:
+        job.end()
+    if ahead:
+        _ahead = _Job(settings)
+    if code != 0:
+        raise JobFailed(code)
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    ipython.register_magic_function(_run_cell, "cell", "ddprun")
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    _end_ahead()
+    del ipython.magics_manager.magics["cell"]["ddprun"]
