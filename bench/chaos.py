@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs a training under a seeded list of faults, next to an undisturbed one. Prints Markdown tables.
 
-usage: chaos.py [--faults 20] [--gap 10] [--seed 1] [--steps 900] [--faults-of NAME,...] [--bin build/bin] [--data FOLDER]
-                [--picture FILE.svg] [--logs FOLDER] [--cases TEXT] [--limit 90] [--faketime libfaketimeMT.so.1] [--cut 5]
+usage: chaos.py [--faults 20] [--gap 10] [--seed 1] [--steps 900] [--rounds 1] [--faults-of NAME,...] [--bin build/bin] [--data FOLDER]
+                [--picture FILE.svg] [--logs FOLDER] [--cases EXPRESSION] [--limit 90] [--faketime libfaketimeMT.so.1] [--cut 5]
                 [--torchrun torchrun] [--ft-launcher ft_launcher] [--torchft PYTHON] [--python python3]
 
 Faults, at random moments `gap` seconds apart on average; repeating a name makes it more frequent:
@@ -17,15 +17,20 @@ Faults, at random moments `gap` seconds apart on average; repeating a name makes
   cut, slow               that node's link passes nothing for --cut seconds (5), or only 2 Mbit/s
 The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). Skips what this machine cannot do, and says so.
 
-Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
-(their ratio), seconds from a fault to the first line that mentions it (and for how many faults there was one), seconds to the next
-new step (median, 99th percentile, longest), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
-each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung. A second
-table has a row for each kind of fault (inf: no new step followed).
+Programs and launchers are those of recovery.py, which tells how to get the peers; the Python programs save every 10 steps, except those on
+ddprun.elastic, which save nothing. In each of --rounds all have a disturbed run, in turns, with other moments than in the round before; so what else the
+machine does hits all alike. The undisturbed run is in the first round.
+
+Columns: seconds undisturbed and disturbed (median of the rounds), goodput (their ratio), seconds from a fault to the first line that mentions it (and
+for how many faults there was one), seconds to the next new step of all ranks (median, 95th percentile, longest; in torchft the survivor's alone
+counts), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that each printed (of the test; of
+the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung. A second table has a row for each kind of
+fault (inf: no new step followed).
 """
 import argparse
 import glob
 import hashlib
+import math
 import os
 import pathlib
 import random
@@ -40,6 +45,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import recovery
 from faults import FAULTS, ON_NODES, missing
 
+ENDING = {"kill", "segfault", "abort", "kill-all", "launcher"}  # a rank, at once
 WORD = re.compile(r"\bfail|killed|SIG[A-Z]|signal|\blost\b|silent|exit ?code|Traceback|Error|error|No space|memory|restart|replaced|jumped", re.I)
 
 
@@ -59,14 +65,17 @@ def run(command, folder, planned, arguments, log):
             time.sleep(0.02)
         if job.newest() >= arguments.steps - 10 or job.process.poll() is not None or silence() >= arguments.limit:
             break
-        at, before, pid = time.monotonic(), job.newest(), job.ranks().get(rank)
+        at, since, pid = time.monotonic(), time.monotonic(), job.ranks().get(rank)
         try:
             FAULTS[fault](job, pid, folder) if pid else None
         except (ProcessLookupError, FileNotFoundError):
             continue  # it was ending
         if pid:
-            struck.append((at, fault, rank))
-            if job.wait_beyond(before, arguments.limit) is None:
+            if fault in ENDING:  # the lost rank may have had its part in the step that ends now
+                since += job.pace() / 2
+                time.sleep(max(0, since - time.monotonic()))
+            struck.append((at, fault, rank, since))
+            if job.wait_beyond(max([step for when, step in job.steps if when <= since], default=0), arguments.limit) is None:
                 break
     while job.process.poll() is None and silence() < arguments.limit:
         time.sleep(0.02)
@@ -76,7 +85,7 @@ def run(command, folder, planned, arguments, log):
     if job.end() != 0 and not outcome:
         outcome = "failed after " + last
     if log:
-        lines = sorted([*job.lines, *((at, f"*** {fault}, rank {rank}\n") for at, fault, rank in struck)])
+        lines = sorted([*job.lines, *((at, f"*** {fault}, rank {rank}\n") for at, fault, rank, _ in struck)])
         log.write_text("".join(f"{at - begin:8.3f} {line}" for at, line in lines))
     return job, struck, outcome
 
@@ -113,7 +122,7 @@ def picture(path, runs):
         points = " ".join("%.1f,%.1f" % place(at, step) for at, step in new)
         parts.append(f'<polyline fill="none" stroke="{colours[i % 10]}" stroke-width="1.5" points="{points}"/>')
         parts.append(f'<text x="620" y="{270 + 18 * i}" fill="{colours[i % 10]}">{name}</text>')
-        for at, fault, _ in struck:
+        for at, fault, *_ in struck:
             x, y = place(at, max([step for when, step in new if when <= at], default=0))
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 10]}"><title>{fault}</title></circle>')
     parts.append(f'<text x="50" y="{height + 40}">0 s</text><text x="{width}" y="{height + 40}">{longest:.0f} s</text>')
@@ -121,8 +130,65 @@ def picture(path, runs):
     path.write_text("\n".join(parts))
 
 
-def median(values, form="%.2f"):
-    return form % statistics.median(values) if values else "-"
+def shown(values, fraction=0.5):
+    """The median, or another quantile: the smallest value that is not exceeded by this fraction of them."""
+    ordered = sorted(values)
+    middle = statistics.median(ordered) if ordered and fraction == 0.5 else ordered[math.ceil(fraction * len(ordered)) - 1] if ordered else None
+    return "-" if middle is None else "%.2f" % middle
+
+
+class Row:
+    """What a launcher did, in all rounds."""
+
+    def __init__(self):
+        self.plain, self.disturbed, self.results, self.outcomes, self.effects, self.repeated, self.line = 0, [], [], [], [], 0, None
+
+    def add(self, job, struck, outcome, result):
+        new = new_steps(job)
+        seconds = new[-1][0] - new[0][0] if len(new) > 1 else 0
+        self.results.append(result)
+        if not self.plain and not struck:
+            self.plain = seconds
+        if outcome:
+            self.outcomes.append(outcome)
+        elif struck:
+            self.disturbed.append(seconds)
+        self.repeated += len(job.steps) - len(new)
+        self.line = self.line or (struck and len(new) > 1 and (new, struck))
+        for (at, fault, _, since), (end, *_) in zip(struck, [*struck[1:], (float("inf"),)]):
+            word = next((when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)), None)
+            blink = next((when - at for when, _ in new if when > since), float("inf"))
+            again = sum(at < when < end for when, _ in job.steps) - sum(at < when < end for when, _ in new)
+            self.effects.append((fault, word, blink, again))
+
+    def cells(self, effects):
+        """Of these effects: the median time to the first message and how many had one, and times to the next new step."""
+        words, blinks = [word for _, word, *_ in effects if word is not None], [blink for _, _, blink, _ in effects if blink < float("inf")]
+        return [f"{shown(words)} ({len(words)})", shown(blinks), shown(blinks, 0.95), shown(blinks, 1)]
+
+    def whole(self):
+        weights, losses = zip(*self.results)
+        same = "-" if weights[0] is None else "equal" if len(set(weights)) == 1 else "differ"
+        disturbed = statistics.median(self.disturbed) if self.disturbed else 0
+        return ["%.1f" % self.plain, "%.1f" % disturbed, len(self.effects), "%.1f %%" % (100 * self.plain / disturbed) if disturbed else "-",
+                *self.cells(self.effects), self.repeated, "; ".join(self.outcomes) or same, " / ".join(dict.fromkeys(losses))]
+
+
+def run_once(arguments, name, command, planned, disk):
+    """What run() and result() say of a job in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "run").mkdir()
+        if disk:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "chaos", folder / "run"], check=True)
+        log = arguments.logs and arguments.logs / (re.sub(r"\W+", "_", name) + ("-disturbed" if planned else "") + ".log")
+        job, struck, outcome = run(command(folder, arguments.steps), folder, planned, arguments, log)
+        ended = result(arguments, folder, job)
+        if disk:
+            subprocess.run(["umount", "--lazy", folder / "run"], check=True)
+    if outcome:
+        print(f"{name}: {outcome}\n" + "".join(line for _, line in job.lines[-20:]), file=sys.stderr)
+    return job, struck, outcome, ended
 
 
 def main():
@@ -131,6 +197,7 @@ def main():
     parser.add_argument("--gap", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--limit", type=float, default=90)
     parser.add_argument("--cut", default="5")
     parser.add_argument("--picture", type=pathlib.Path)
@@ -148,55 +215,33 @@ def main():
             arguments.faults_of = [each for each in arguments.faults_of if each != fault]
     if arguments.logs:
         arguments.logs.mkdir(parents=True, exist_ok=True)
-    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first message, s", "next new step, s", "p99", "longest", "repeated", "weights", "loss"]
-    print("| " + " | ".join(columns) + " |" + "\n|" + "---|" * len(columns), flush=True)
-    runs, by_fault = [], {}
-    for name, (make_command, ranks) in recovery.cases(arguments, every=10).items():
-        usable = [fault for fault in arguments.faults_of if ("nodes" in name or fault not in ON_NODES) and ("worker" in name or fault != "clock")]
-        if arguments.cases not in name or ranks > 1 or not usable:
-            continue
-        chance = random.Random(arguments.seed)
-        planned = [(chance.expovariate(1 / arguments.gap), chance.choice(usable), chance.randrange(2)) for _ in range(arguments.faults)]
-        took, results = [], []
-        for faults in ([], planned):
-            with tempfile.TemporaryDirectory() as folder:
-                folder = pathlib.Path(folder)
-                (folder / "run").mkdir()
-                if "disk" in usable:
-                    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "chaos", folder / "run"], check=True)
-                log = arguments.logs and arguments.logs / (re.sub(r"\W+", "_", name) + ("-disturbed" if faults else "") + ".log")
-                job, struck, outcome = run(make_command(folder, arguments.steps), folder, faults, arguments, log)
-                new = new_steps(job)
-                took.append(new[-1][0] - new[0][0] if len(new) > 1 else 0)
-                results.append(result(arguments, folder, job))
-                if "disk" in usable:
-                    subprocess.run(["umount", "--lazy", folder / "run"], check=True)
-            if outcome:
-                print(f"{name}: {outcome}\n" + "".join(line for _, line in job.lines[-20:]), file=sys.stderr)
-                break
-        effects = []
-        for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], (float("inf"),)]):
-            word = next((when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)), None)
-            blink = next((when - at for when, _ in new if when > at), float("inf"))
-            repeated = sum(at < when < end for when, _ in job.steps) - sum(at < when < end for when, _ in new)
-            effects.append((word, blink, repeated))
-            by_fault.setdefault((name, fault), []).append(effects[-1])
-        words, blinks = [word for word, *_ in effects if word is not None], [blink for _, blink, _ in effects if blink < float("inf")]
-        runs += [(name, new, struck)] if len(new) > 1 else []
-        same = outcome or ("-" if results[0][0] is None else "equal" if results[0][0] == results[1][0] else "differ")
-        cells = [name, "%.1f" % took[0], "%.1f" % took[-1], len(struck), "-" if outcome else "%.1f %%" % (100 * took[0] / took[1]),
-                 f"{median(words)} ({len(words)})", median(blinks), "%.2f" % sorted([0, *blinks])[round(0.99 * len(blinks))],
-                 "%.2f" % max(blinks, default=0), len(job.steps) - len(new), same,
-                 " / ".join(loss for _, loss in results)]
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-    print("\n| | fault | how many | first message, s (of how many) | next new step, s | longest | repeated steps |\n|---|---|---|---|---|---|---|")
-    for (name, fault), effects in by_fault.items():
-        words, blinks, again = zip(*effects)
-        words = [word for word in words if word is not None]
-        cells = [name, fault, len(effects), f"{median(words)} ({len(words)})", median(blinks), "%.2f" % max(blinks), median(again, "%g")]
-        print("| " + " | ".join(map(str, cells)) + " |")
-    if arguments.picture and runs:
-        picture(arguments.picture, runs)
+    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first message, s", "next new step, s", "p95", "longest", "repeated", "weights", "loss"]
+    rows = {}
+    for number in range(arguments.rounds):
+        for name, (make_command, ranks) in recovery.cases(arguments, every=10).items():
+            usable = [fault for fault in arguments.faults_of if ("nodes" in name or fault not in ON_NODES) and ("worker" in name or fault != "clock")]
+            if ranks > 1 or not usable:
+                continue
+            chance = random.Random(arguments.seed + number)
+            planned = [(chance.expovariate(1 / arguments.gap), chance.choice(usable), chance.randrange(2)) for _ in range(arguments.faults)]
+            row = rows.setdefault(name, Row())
+            for faults in [[], planned] if number == 0 else [planned]:
+                row.add(*run_once(arguments, name, make_command, faults, "disk" in usable))
+                if row.outcomes and not faults:
+                    break
+            print(f"round {number + 1}: {name}:", *row.whole(), file=sys.stderr, flush=True)
+    print("| " + " | ".join(columns) + " |" + "\n|" + "---|" * len(columns))
+    for name, row in rows.items():
+        print("| " + " | ".join(map(str, [name, *row.whole()])) + " |")
+    print("\n| | fault | how many | first message, s (of how many) | next new step, s | p95 | longest | repeated steps |\n|---|---|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        for fault in dict.fromkeys(effect[0] for effect in row.effects):
+            effects = [effect for effect in row.effects if effect[0] == fault]
+            again = "%g" % statistics.median(effect[3] for effect in effects)
+            print("| " + " | ".join(map(str, [name, fault, len(effects), *row.cells(effects), again])) + " |")
+    lines = [(name, *row.line) for name, row in rows.items() if row.line]
+    if arguments.picture and lines:
+        picture(arguments.picture, lines)
 
 
 if __name__ == "__main__":

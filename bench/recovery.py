@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What a lost rank costs: SIGKILL of one rank of two, or of both, in an MNIST training. Prints a table in Markdown.
 
-usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3] [--ft-launcher ft_launcher]
-                   [--torchft PYTHON] [--limit 60] [--cases TEXT] [--worker-flags='FLAG...'] [--batch-size 128]
+usage: recovery.py [--kills 8] [--rounds 1] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3]
+                   [--ft-launcher ft_launcher] [--torchft PYTHON] [--limit 60] [--cases EXPRESSION] [--worker-flags='FLAG...'] [--batch-size 128]
                    [--goodput SECONDS --steps 900] [--cost PAIRS]
 
-Cases that take turns: the worker and a Python program on ddprun.elastic under `ddprun --recover=rank`, the worker with all ranks killed and, for
-root, on two nodes and a spare, the worker and a Python program restarted as a whole from a checkpoint every 5 steps (the Python programs also with
---preload=torch) and, if they are given, the Python program under torchrun and under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python that has it. A venv for both (torch is the other Python's):
+Cases: the worker and a Python program on ddprun.elastic under `ddprun --recover=rank`, the worker with all ranks killed and, for root, on two
+nodes and a spare, the worker and a Python program restarted as a whole from a checkpoint every 5 steps (the Python programs also with
+--preload=torch) and, if they are given, the Python program under torchrun and under ft_launcher of nvidia-resiliency-ext, and one for torchft under
+a Python that has it. In each of --rounds all take their turn, with as many of the --kills. A venv for both (torch is the other Python's):
 
     python3 -m venv peers && dirname $(dirname $(PYTHON_WITH_TORCH -c 'import torch; print(torch.__file__)')) >$(echo peers/lib/*/site-packages)/torch.pth
     peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
@@ -74,6 +75,11 @@ class Job:
 
     def newest(self):
         return max((step for _, step in self.steps), default=0)
+
+    def pace(self):
+        """Seconds from one of the last steps to the next."""
+        ends = [when for when, _ in self.steps[-10:]]
+        return median([b - a for a, b in itertools.pairwise(ends)])
 
     def wait_beyond(self, step, limit=float("inf")):
         """Until a later step than this one is done: when, or None at the job's end or after that many seconds."""
@@ -145,11 +151,11 @@ def cases(arguments, every=5):
                                                   *saved(folder, steps)], 1),
     }
     for standby in [], ["--standby=1"]:
-        found[" ".join(["ddprun --recover=rank", *standby, ", Python"]).replace(" ,", ",")] = (
+        found[" ".join(["ddprun --recover=rank", *standby]) + ", ddprun.elastic"] = (
             lambda folder, steps, standby=standby: [arguments.bin / "ddprun", *recover(folder), *standby, "--max-restarts=1000", arguments.python,
                                                     ROOT / "bench/mnist_elastic.py", arguments.data, steps], 1)
     warm = ["env", f"PYTHON_EXEC={arguments.python}", arguments.bin / "ddprun", "--max-restarts=1000", "--preload=torch"]
-    found["ddprun --recover=rank --preload=torch, Python"] = (
+    found["ddprun --recover=rank --preload=torch, ddprun.elastic"] = (
         lambda folder, steps: [*warm, *recover(folder), ROOT / "bench/mnist_elastic.py", arguments.data, steps], 1)
     found["ddprun --preload=torch, Python"] = (lambda folder, steps: [*warm, *one(folder), *python, *saved(folder, steps)], 1)
     if os.geteuid() == 0:
@@ -163,7 +169,7 @@ def cases(arguments, every=5):
                                                                "--ignore-missing-fault-tol-cfg", *python, *saved(folder, steps)], 1)
     if arguments.torchft:
         found["torchft, Python"] = (lambda folder, steps: [arguments.torchft, ROOT / "bench/mnist_torchft.py", arguments.data, *saved(folder, steps)], 1)
-    return found
+    return {name: case for name, case in found.items() if re.search(arguments.cases, name)}
 
 
 def measure(make_command, ranks, kills, limit):
@@ -179,16 +185,17 @@ def measure(make_command, ranks, kills, limit):
                     break
                 if new:
                     time.sleep(max(0, new + random.uniform(3, 5) - time.monotonic()))  # another process stands by
-                pids, before, at = job.ranks(), job.newest(), time.monotonic()
+                pids, pace, had, at = job.ranks(), job.pace(), job.newest(), time.monotonic()
                 for rank in range(ranks):
                     os.kill(pids[1 - rank], signal.SIGKILL)
+                time.sleep(pace / 2)  # the lost rank may have had its part in the step that ends now
+                before = job.newest()
                 new = job.wait_beyond(before, limit)
                 if new is None:
                     break
                 told = next((when - at for when, line in job.lines if when > at and re.search("fail|SIGKILL|-9", line)), None)
                 again = [step for when, step in job.steps if at < when < new]
-                ends = [when for when, _ in job.steps if when <= at][-10:]
-                results.append((told, new - at, len([step for step in again if step <= before]), median([b - a for a, b in itertools.pairwise(ends)])))
+                results.append((told, new - at, len([step for step in again if step <= before]) - (before - had), pace))
             if new is None and job.process.poll() is None:
                 hung += 1
             elif new is None:
@@ -256,12 +263,13 @@ def add_arguments(parser):
     parser.add_argument("--torchft", default="", metavar="PYTHON")
     parser.add_argument("--batch-size", type=int, default=128, help="the worker's, per rank: for a step of another length")
     parser.add_argument("--worker-flags", type=str.split, default=[], metavar="'FLAG...'", help="more flags of the worker")
-    parser.add_argument("--cases", default="", help="only those whose names have this text")
+    parser.add_argument("--cases", default="", help="only those whose names match this regular expression")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1, help="of all cases in turn, so that what else the machine does hits all alike")
     add_arguments(parser)
     parser.add_argument("--limit", type=float, default=60, help="seconds without a step, then the job counts as hung")
     parser.add_argument("--goodput", type=float, default=0, help="seconds between faults")
@@ -270,7 +278,7 @@ def main():
     arguments = parser.parse_args()
     global samples
     samples = 2 * arguments.batch_size
-    wanted = {name: case for name, case in cases(arguments).items() if arguments.cases in name}
+    wanted = cases(arguments)
     if arguments.cost:
         ratios = sorted(cost(arguments))
         print(f"CPU seconds with --recover=rank / without: median {statistics.median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}")
@@ -285,14 +293,21 @@ def main():
             print(f"| {name} | {plain:.1f} | {disturbed:.1f} | {faults} | {100 * plain / disturbed:.0f} % |", flush=True)
         return
     print("| | a step, ms | first message, ms | next new step, ms | longest | repeated steps | hung | failed |\n|---|---|---|---|---|---|---|---|")
-    for name, (make_command, ranks) in wanted.items():
-        results, hung, failed = measure(make_command, ranks, arguments.kills, arguments.limit)
+    found = {name: ([], [], []) for name in wanted}
+    for number in range(arguments.rounds):
+        for name, (make_command, ranks) in wanted.items():
+            kills = arguments.kills * (number + 1) // arguments.rounds - arguments.kills * number // arguments.rounds
+            results, hung, failed = measure(make_command, ranks, kills, arguments.limit)
+            print(f"{name}: {results}", file=sys.stderr, flush=True)
+            for all_rounds, value in zip(found[name], (results, [hung], [failed])):
+                all_rounds += value
+    for name, (results, hung, failed) in found.items():
         told = [1000 * result[0] for result in results if result[0] is not None]
         new = [1000 * result[1] for result in results]
         again = [result[2] for result in results]
         row = [name, *("%.0f" % value if value else "-" for value in (1000 * median([result[3] for result in results]), median(told), median(new),
                                                                     max(new, default=0))),
-               "%g, at most %d" % (median(again), max(again)) if results else "-", *("%d of %d" % (count, arguments.kills) for count in (hung, failed))]
+               "%g, at most %d" % (median(again), max(again)) if results else "-", *("%d of %d" % (count, arguments.kills) for count in (sum(hung), sum(failed)))]
         print("| " + " | ".join(row) + " |", flush=True)
 
 
