@@ -320,6 +320,135 @@ TEST_CASE("a restarted job goes on in its own run, though it was to overwrite an
   CHECK(count_of("the earlier run's files are in", child.err()) == 1);
 }
 
+TEST_CASE("an older list beside newer checkpoints does not lead back", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto old = read_file(out / "run.json");
+  for (const char* epochs : {"--epochs=2", "--epochs=3", "--epochs=3"})
+    require_success(linear(out, {epochs, "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string()}));
+  write(out / "run.json", old);
+  require_success(linear(out, {"--epochs=4", "--resume=auto"}));
+  CHECK_THAT(end_of(linear(out, {"--epochs=5", "--resume=auto"})).out, ContainsSubstring("at step 32"));
+}
+
+TEST_CASE("a copy of a run that has gone on is another branch", "[training][run_folder]") {
+  const TempDir dir;
+  const auto one = dir.path() / "one", other = dir.path() / "other";
+  require_success(linear(one, {"--epochs=1"}));
+  fs::copy(one, other, fs::copy_options::recursive);
+  require_success(linear(one, {"--epochs=2", "--resume=auto"}));
+  require_success(linear(other, {"--epochs=2", "--resume=auto", "--lr=0.5"}));
+  const auto trained = read_file(other / "checkpoints/last.pt");
+  require_success(linear(other, {"--epochs=3", "--resume=" + (one / "checkpoints/last.pt").string()}));
+  CHECK(read_file(other / "checkpoints/last-branch=1.pt") == trained);
+}
+
+TEST_CASE("what an --overwrite replaced that was interrupted stays after --resume auto",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto last = read_file(out / "checkpoints/last.pt");
+  CHECK(end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"})).status != ExitStatus::exited(0));
+  require_success(linear(out, {"--epochs=1", "--resume=auto"}));
+  fs::path replaced;
+  for (const auto& entry : fs::directory_iterator(out))
+    if (entry.path().filename().string().starts_with("replaced-")) replaced = entry.path();
+  REQUIRE(!replaced.empty());
+  CHECK(read_file(replaced / "checkpoints/last.pt") == last);
+}
+
+TEST_CASE("the end of another branch is not this one's", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=2"}));
+  const auto first = read_file(out / "summary.json");
+  require_success(linear(
+      out, {"--epochs=2", "--lr=0.5", "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string()}));
+  CHECK(read_file(out / "summary-branch=1.json") == first);
+  const auto back =
+      end_of(linear(out, {"--epochs=2", "--resume=" + (out / "checkpoints/last-branch=1.pt").string()}));
+  CHECK_THAT(back.err, !ContainsSubstring("has ended"));
+  CHECK_THAT(read_file(out / "run.json"), ContainsSubstring("\"summary.json\": 3"));
+}
+
+TEST_CASE("a newest checkpoint that is gone is missed", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=3"}));
+  fs::remove(out / "checkpoints/last.pt");
+  SECTION("in the newest branch, which another one goes on from") {
+    fs::remove(out / "checkpoints/epoch=2-step=24.pt");
+    const auto ended = end_of(linear(out, {"--epochs=3", "--resume=auto"}));
+    CHECK(ended.status == ExitStatus::exited(0));
+    CHECK_THAT(ended.err, ContainsSubstring("last.pt: is gone, though run.json lists it"));
+    CHECK_THAT(read_file(out / "metrics-branch=1.csv"), ContainsSubstring("\n2,24,"));
+  }
+  SECTION("as the only one of its branch") {
+    require_success(linear(out, {"--epochs=2", "--save-top-k=0",
+                                 "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string()}));
+    for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+      if (entry.path().filename().string().starts_with("last")) fs::remove(entry.path());
+    const auto before = files_in(out);
+    const auto refused = end_of(linear(out, {"--epochs=4", "--resume=auto"}));
+    CHECK(refused.status != ExitStatus::exited(0));
+    CHECK_THAT(refused.err, ContainsSubstring("is gone, though run.json lists it; nothing was changed"));
+    CHECK(files_in(out) == before);
+  }
+}
+
+TEST_CASE("--find-lr leaves a run without its list as it is", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  fs::remove(out / "run.json");
+  require_success(linear(out, {"--find-lr"}));
+  CHECK_THAT(end_of(linear(out, {"--epochs=2", "--resume=auto"})).out, ContainsSubstring("at step 8"));
+}
+
+TEST_CASE("a job that is restarted before its first checkpoint begins again", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", events = dir.path() / "events";
+  auto job = linear(out,
+                    {"--epochs=2", "--save-top-k=0", "--no-save-last", "--log-interval=1",
+                     "--limit-train=4000", "--batch-size=1", "--no-report"},
+                    2);
+  job.argv.insert(job.argv.begin() + 1, {"--max-restarts=1", "--events-json=" + events.string()});
+  Child child(job);
+  REQUIRE(wait_until(
+      [&] { return fs::exists(out / "metrics.csv") && count_of("\n", read_file(out / "metrics.csv")) > 3; }));
+  kill_rank(events, 1);
+  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.err());
+}
+
+TEST_CASE("two runs' checkpoints without a list are not mixed", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", other = dir.path() / "other";
+  require_success(linear(out, {"--epochs=1"}));
+  require_success(linear(other, {"--epochs=2"}));
+  fs::remove(out / "run.json");
+  fs::copy_file(other / "checkpoints/last.pt", out / "checkpoints/other.pt");
+  const auto before = files_in(out);
+  const auto refused = end_of(linear(out, {"--epochs=3", "--resume=auto"}));
+  CHECK(refused.status != ExitStatus::exited(0));
+  CHECK_THAT(refused.err, ContainsSubstring("has no run.json, and checkpoints of two runs"));
+  CHECK(files_in(out) == before);
+}
+
+TEST_CASE("a refused --resume FILE changes nothing", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=2"}));
+  write(out / "profile/operators.txt", "mine");
+  const auto before = files_in(out);
+  const auto refused = end_of(linear(
+      out, {"--epochs=2", "--profile", "--resume=" + (out / "checkpoints/epoch=0-step=8.pt").string()}));
+  CHECK(refused.status != ExitStatus::exited(0));
+  CHECK(files_in(out) == before);
+}
+
 TEST_CASE("a run's own checkpoint continues it, whatever its path is", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";

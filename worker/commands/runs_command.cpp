@@ -222,10 +222,11 @@ int run_prune_command(int argc, char** argv) {
         "has no run.json; an older version's run is not pruned, as nothing says which files are its own");
   const auto doomed = doomed_by(rule, run, state_files(run));
   const auto before = size_of(folder);
-  for (const auto& path : doomed)
+  for (const auto& path : doomed) {
+    if (!dry_run) run.remove({path});
     std::cout << (dry_run ? "would remove " : "removed ") << one_line(path.string()) << "\n";
+  }
   if (dry_run) return 0;
-  run.remove(doomed);
   run.remove_unused_shards();
   std::cout << size_text(before - size_of(folder)) << " freed\n";
   return 0;

@@ -5,6 +5,8 @@
 #include <ATen/core/jit_type.h>
 #include <torch/types.h>
 
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 
@@ -33,6 +35,46 @@ c10::impl::GenericList make_list(const std::vector<IValue>& values) {
   c10::impl::GenericList list(c10::AnyType::get());
   for (const auto& value : values) list.push_back(value);
   return list;
+}
+
+IValue to_value(const nlohmann::json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_unsigned() && json.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
+    return json.dump();  // Python supports such integers, an IValue does not
+  if (json.is_number_integer()) return json.get<std::int64_t>();
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  if (json.is_null()) return {};
+  if (json.is_array()) {
+    auto list = make_list();
+    for (const auto& element : json) list.push_back(to_value(element));
+    return list;
+  }
+  auto dict = make_state();
+  for (const auto& [key, value] : json.items()) dict.insert(key, to_value(value));
+  return dict;
+}
+
+nlohmann::json to_json(const IValue& value) {
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble()) return value.toDouble();
+  if (value.isString()) return value.toStringRef();
+  if (value.isNone()) return nullptr;
+  if (value.isList()) {
+    auto array = nlohmann::json::array();
+    for (const IValue& element : value.toListRef()) array.push_back(to_json(element));
+    return array;
+  }
+  if (!value.isGenericDict())
+    throw std::invalid_argument("expected numbers, text, lists and dicts, got " + value.tagKind());
+  auto object = nlohmann::json::object();
+  for (const auto& item : value.toGenericDict()) {
+    if (!item.key().isString())
+      throw std::invalid_argument("expected text as keys, got " + item.key().tagKind());
+    object[item.key().toStringRef()] = to_json(item.value());
+  }
+  return object;
 }
 
 DictReader::DictReader(const IValue& value, std::string owner)

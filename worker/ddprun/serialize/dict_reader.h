@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,10 @@ c10::impl::GenericDict make_state(std::initializer_list<std::pair<const char*, c
 
 /// A new list of values of any type.
 c10::impl::GenericList make_list(const std::vector<c10::IValue>& values = {});
+
+/// JSON as a dict, list or scalar, and back. throws  std::invalid_argument for what JSON cannot hold
+c10::IValue to_value(const nlohmann::json& json);
+nlohmann::json to_json(const c10::IValue& value);
 
 /// Reads a state dict. Each call throws std::invalid_argument naming owner and key if the key is missing or
 /// its value has another type.

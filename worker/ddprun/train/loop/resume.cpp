@@ -12,6 +12,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/train/state/shard_writer.h>
 
@@ -46,6 +47,25 @@ void settle_position(TrainingState& state, const Run& run) {
   state.position.samples = batches * run.group.size() * run.options.batch_size;
 }
 
+struct Summary {
+  std::int64_t epochs = 0, steps = -1;
+  std::string stopped;
+};
+
+/// What the branch of this state, or without one the newest, has ended with. Without steps if it has not.
+Summary read_summary(const Run& run, const Resumed* resumed) try {
+  const auto path = run.options.out / "summary.json";
+  const RunFolder folder(run.options.out);
+  const auto branch = folder.branch_of(path);  // 0: of a version without branches, or the list is lost
+  if (branch > 0 && branch != (resumed != nullptr ? resumed->state.identity : folder.identity()).branch)
+    return {};
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file);
+  return {json.at("epochs"), json.at("steps"), json.value("stopped", "")};
+} catch (const nlohmann::json::exception&) {
+  return {};
+}
+
 std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
   const auto& options = run.options;
   create_folders(options.out / "checkpoints");
@@ -55,12 +75,19 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
   names.insert(names.end(), options.more_files.begin(), options.more_files.end());
   if (options.profile) names.insert(names.end(), std::begin(kProfileFiles), std::end(kProfileFiles));
   if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
-    names.emplace_back("report.html");
     if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
-    folder->resume(resumed->state.identity, resumed->is_newest, names);
+    if (const auto other = folder->in_the_way(names, /*goes_on=*/true);
+        !other.empty() && !folder->identity().run.empty())
+      throw IoError(other, RunFolder::kNotOurs);
+    names.emplace_back("report.html");
+    // Without last.pt a run that has ended goes on from a state before its end.
+    const bool is_newest = resumed->is_newest && read_summary(run, resumed).steps <= resumed->state.step;
+    folder->resume(resumed->state.identity, is_newest, names);
     return folder;
   }
-  const bool goes_on = options.checkpoint.resume == "auto" || run.in_memory.begun;
+  const bool restarted =  // before it had a checkpoint
+      folder->job() == process_env(kJobIdVariable) && process_env("TORCHELASTIC_RESTART_COUNT") != "0";
+  const bool goes_on = options.checkpoint.resume == "auto" || run.in_memory.begun || restarted;
   const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
   if (!other.empty())
     throw UsageError("--out: " + options.out.string() + " holds a run already (" +
@@ -68,9 +95,9 @@ std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resume
                      (options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
-             (folder->replaced().empty() ? ""
-                                         : "; until this run has one, the run that it replaces is in " +
-                                               folder->replaced().string()));
+             (folder->replaced().empty()
+                  ? ""
+                  : "; the run that --overwrite replaced before is in " + folder->replaced().string()));
   folder->begin(names, options.overwrite);
   return folder;
 }
@@ -85,28 +112,14 @@ std::string why_ended(const Run& run, const std::string& stop_reason, std::int64
   return "";
 }
 
-struct Summary {
-  std::int64_t epochs = 0, steps = -1;
-  std::string stopped;
-};
-
-/// Without steps if there is none: the run was killed before its end.
-Summary read_summary(const Run& run) try {
-  std::ifstream file(run.options.out / "summary.json");
-  const auto json = nlohmann::json::parse(file);
-  return {json.at("epochs"), json.at("steps"), json.value("stopped", "")};
-} catch (const nlohmann::json::exception&) {
-  return {};
-}
-
 }  // namespace
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {
   std::error_code error;
   const auto folder = fs::canonical(from.path, error).parent_path();
-  return (!error && fs::equivalent(folder, run_folder / "checkpoints", error)) ||
-         (!from.state.identity.run.empty() &&
-          from.state.identity.run == RunFolder(run_folder).identity().run);
+  const auto run = RunFolder(run_folder).identity().run;
+  if (!run.empty() && !from.state.identity.run.empty()) return run == from.state.identity.run;
+  return !error && fs::equivalent(folder, run_folder / "checkpoints", error);
 }
 
 std::optional<Resumed> find_resumed(const Run& run) {
@@ -126,8 +139,7 @@ std::optional<Resumed> find_resumed(const Run& run) {
     resumed = {found.path, std::move(found.state), found.skipped.empty()};
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
-    resumed.is_newest =
-        !continues_in(run.options.out, resumed) || is_newest_state(run.options.out, resumed.state);
+    resumed.is_newest = !continues_in(run.options.out, resumed) || is_newest_state(run.options.out, wanted);
     if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
   }
   if (run.on_rank_0()) verify({}, {});
@@ -168,7 +180,7 @@ bool has_ended(const Run& run, const Resumed* resumed) {
   std::string why;
   Summary summary;
   if (run.on_rank_0()) {
-    summary = read_summary(run);
+    summary = read_summary(run, resumed);
     if (resumed != nullptr && continues_in(options.out, *resumed) && summary.steps == resumed->state.step)
       why = why_ended(run, before_resume(resumed->state, run).stop_reason.value_or(""),
                       resumed->state.position.epoch, summary.steps);

@@ -54,9 +54,7 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
 void draw(const Run& run, const char* name, const report::LineChart& chart) {
   if (!run.on_rank_0()) return;
   const auto file = run.options.out / "figures" / name;
-  RunFolder run_folder(run.options.out);
-  if (run_folder.identity().run.empty()) run_folder.begin({});
-  run_folder.claim(file);
+  RunFolder(run.options.out).claim(file);
   write_figure(file, report::line_chart_svg(chart));
   log_info("drawn in " + file.string());
 }

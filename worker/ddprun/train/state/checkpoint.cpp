@@ -1,7 +1,6 @@
 #include <ddprun/train/state/checkpoint.h>
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -21,50 +20,6 @@ using c10::IValue;
 constexpr std::int64_t kFormat = 1;
 constexpr std::int64_t kMostBatches = 1 << 22;  // in a step
 constexpr std::int64_t kShardedFormat = 2;      // of an index, which older workers cannot resume
-
-// -- the configuration: JSON in memory, a dict in the file --
-
-IValue to_value(const nlohmann::json& json) {
-  if (json.is_boolean()) return json.get<bool>();
-  if (json.is_number_unsigned() && json.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
-    return json.dump();  // Python supports such integers, an IValue does not
-  if (json.is_number_integer()) return json.get<std::int64_t>();
-  if (json.is_number()) return json.get<double>();
-  if (json.is_string()) return json.get<std::string>();
-  if (json.is_null()) return {};
-  if (json.is_array()) {
-    auto list = make_list();
-    for (const auto& element : json) list.push_back(to_value(element));
-    return list;
-  }
-  auto dict = make_state();
-  for (const auto& [key, value] : json.items()) dict.insert(key, to_value(value));
-  return dict;
-}
-
-nlohmann::json to_json(const IValue& value) {
-  if (value.isBool()) return value.toBool();
-  if (value.isInt()) return value.toInt();
-  if (value.isDouble()) return value.toDouble();
-  if (value.isString()) return value.toStringRef();
-  if (value.isNone()) return nullptr;
-  if (value.isList()) {
-    auto array = nlohmann::json::array();
-    for (const IValue& element : value.toListRef()) array.push_back(to_json(element));
-    return array;
-  }
-  if (!value.isGenericDict())
-    throw std::invalid_argument("'config': expected numbers, text, lists and dicts, got " + value.tagKind());
-  auto object = nlohmann::json::object();
-  for (const auto& item : value.toGenericDict()) {
-    if (!item.key().isString())
-      throw std::invalid_argument("'config': expected text as keys, got " + item.key().tagKind());
-    object[item.key().toStringRef()] = to_json(item.value());
-  }
-  return object;
-}
-
-// -- the generators --
 
 IValue to_value(const std::vector<GeneratorState>& generators) {
   auto list = make_list();
@@ -137,8 +92,12 @@ TrainingState read_state(const IValue& value) {
     if (root.dict("config").contains(key)) (void)config.positive(key);
   if (config.has("accumulate") && config.integer("accumulate") > kMostBatches)
     config.fail("'accumulate': expected at most " + std::to_string(kMostBatches));
-  state.config_json =
-      to_json(root.dict("config")).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  try {
+    const auto json = to_json(root.dict("config"));
+    state.config_json = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  } catch (const std::invalid_argument& error) {
+    root.fail(std::string("'config': ") + error.what());
+  }
   return state;
 }
 
@@ -196,13 +155,21 @@ constexpr const char* kAdvice =
     "; nothing here can be resumed and nothing was changed; expected a file that can be read, or --overwrite "
     "without --resume to start from scratch";
 
-/// throws  IoError if the list names states that are gone
-void check_none_gone(const RunFolder& folder) {
-  for (const auto& file : folder.files())
-    if (file.parent_path().filename() == "checkpoints" && is_checkpoint_name(file))
-      throw IoError(file, (fs::exists(file) ? "is not the checkpoint that run.json lists"
-                                            : "is gone, though run.json lists it") +
-                              std::string(kAdvice));
+/// branch   the newest of which there is a state; 0: there is none at all
+/// skipped  gets the newest state of that branch, if it is gone
+/// throws   IoError if the list names states that are gone, of a later branch
+void check_none_gone(const RunFolder& folder, std::int64_t branch, std::vector<std::string>& skipped) {
+  for (const auto& file : folder.files()) {
+    if (file.parent_path().filename() != "checkpoints" || !is_checkpoint_name(file)) continue;
+    const std::string why =
+        fs::exists(file) ? "is not the checkpoint that run.json lists" : "is gone, though run.json lists it";
+    const bool was_newest = file.stem() == "last" && !fs::exists(file);  // the run itself never removes it
+    if (branch == 0) throw IoError(file, why + kAdvice);
+    if (was_newest && folder.branch_of(file) > branch)
+      throw IoError(
+          file, why + "; nothing was changed; --resume with another checkpoint continues the branch of that");
+    if (was_newest) skipped.emplace_back(IoError(file, why).what());
+  }
 }
 
 /// What to do if the newest branch cannot be continued. Of its files, none can be read.
@@ -309,11 +276,12 @@ std::vector<StateFile> state_files(const RunFolder& folder) {
   return files;
 }
 
-bool is_newest_state(const fs::path& run_folder, const TrainingState& state) {
+bool is_newest_state(const fs::path& run_folder, const fs::path& file) {
   const auto files = state_files(RunFolder(run_folder));
-  return files.empty() ||
-         (files.front().problem.empty() && files.front().step == state.step &&
-          files.front().position == state.position && files.front().identity == state.identity);
+  if (files.empty() || fs::equivalent(file, files.front().path)) return true;
+  std::ifstream one(file, std::ios::binary), other(files.front().path, std::ios::binary);
+  using Bytes = std::istreambuf_iterator<char>;
+  return std::equal(Bytes(one), Bytes(), Bytes(other), Bytes());
 }
 
 ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, const RunIdentity& since) {
@@ -326,8 +294,15 @@ ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, 
     });
   } else if (const auto run = folder.identity().run; !run.empty()) {
     const auto is_own = [&](const StateFile& file) { return file.identity.run == run; };
-    if (std::ranges::none_of(files, is_own)) check_none_gone(folder);
+    const auto newest = std::ranges::find_if(files, is_own);
+    check_none_gone(folder, newest == files.end() ? 0 : newest->identity.branch, result.skipped);
     std::erase_if(files, [&](const auto& file) { return !file.identity.run.empty() && !is_own(file); });
+  } else {
+    for (const auto& file : files)
+      if (!file.identity.run.empty() && file.identity.run != files.front().identity.run)
+        throw IoError(run_folder, "has no run.json, and checkpoints of two runs, " +
+                                      files.front().path.string() + " and " + file.path.string() +
+                                      "; expected --resume with one of them");
   }
   for (const auto& file : files) try {
       if (!file.is_beside(files.front())) break;

@@ -143,8 +143,9 @@ struct StateFile {
 /// read. Does not read tensors. throws  IoError if the folder cannot be listed
 std::vector<StateFile> state_files(const RunFolder& folder);
 
-/// Whether no state in its run folder is newer.
-bool is_newest_state(const std::filesystem::path& run_folder, const TrainingState& state);
+/// Whether the file is the newest state in the run folder, or a copy of it: another one of the same step may
+/// be of a run that was copied and has gone on.
+bool is_newest_state(const std::filesystem::path& run_folder, const std::filesystem::path& file);
 
 struct ResumePoint {
   std::filesystem::path path;        ///< empty if there is no state

@@ -172,6 +172,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     if (!identity_.run.empty()) files_.clear();
     identity_ = {random_hex(), 1};
   } else {
+    if (!overwrites) replaced_.clear();  // nobody said now that it may go
     auto foreign = names;
     std::erase_if(foreign, [&](const auto& name) { return files_.contains(name); });
     move_to("earlier", {foreign.begin(), foreign.end()});
@@ -265,22 +266,27 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
   if (list_is_lost) {
     // Without its list a run is still itself.
     identity_ = state.run.empty() ? RunIdentity{random_hex(), 1} : state;
-    for (const auto& found : state_files(*this))
-      if (!is_newest && found.identity.run == state.run)
-        identity_.branch = std::max(identity_.branch, found.identity.branch + 1);
+    if (!is_newest) begin_branch(identity_.branch);
     for (const auto& name : names) {
       if (!is_newest && name.starts_with("metrics.")) keep_earlier(folder_ / name);
       if (is_there(folder_ / name)) files_[name] = identity_.branch;
     }
   } else if (state != identity_ || !is_newest) {
     const bool goes_back = state.run == identity_.run && state.branch != identity_.branch;
-    ++identity_.branch;
+    begin_branch(identity_.branch + 1);
     if (goes_back) restore_metrics(state.branch);
   }
   set_aside_ = false;
   ended_within_.clear();
   find_states(list_is_lost);
   save();
+}
+
+/// That one, or one later than all of the run's states: somebody may have put an older list back.
+void RunFolder::begin_branch(std::int64_t branch) {
+  for (const auto& found : state_files(*this))
+    if (found.identity.run == identity_.run) branch = std::max(branch, found.identity.branch + 1);
+  identity_.branch = branch;
 }
 
 /// Lists the state that a killed run wrote last, and without its list those with names that it gives; others
@@ -316,9 +322,7 @@ void RunFolder::restore_metrics(std::int64_t branch) {
     const auto kept = folder_ / ("metrics-branch=" + std::to_string(branch) + end);
     if (!files_.contains(name_of(file)) || !files_.contains(name_of(kept)) || !is_there(kept)) continue;
     keep_earlier(file);
-    std::error_code error;
-    fs::copy_file(kept, file, fs::copy_options::overwrite_existing, error);
-    if (error) throw IoError(file, "cannot be replaced by " + kept.string(), error.value());
+    write_file_atomic(file, read_file(kept));
     files_[name_of(file)] = identity_.branch;
   }
 }
@@ -348,15 +352,14 @@ void RunFolder::end_within(const std::string& limits) {
 }
 
 void RunFolder::check(const fs::path& file) const {
-  if (!files_.contains(name_of(file)) && is_there(file))
-    throw IoError(file, "was not written by this run, which leaves it alone; move it, or use another --out");
+  if (!files_.contains(name_of(file)) && is_there(file)) throw IoError(file, kNotOurs);
 }
 
 void RunFolder::claim(const fs::path& file) {
   const std::lock_guard lock(mutex_);
   check(file);
   if (is_of_this_branch(file)) return;
-  if (file.stem() == "metrics") keep_earlier(file);
+  if (file.stem() == "metrics" || file.stem() == "summary" || file.extension() == ".pt") keep_earlier(file);
   files_[name_of(file)] = identity_.branch;
   save();
 }
@@ -423,12 +426,13 @@ void RunFolder::keep_earlier(const fs::path& file) {
       free_path(file, is_listed ? "-branch=" + std::to_string(found->second) : std::string("-earlier"));
   if (is_listed && files_.emplace(name_of(kept), found->second).second) save();
   try {
-    if (is_checkpoint(name_of(file))) {
+    if (is_checkpoint_name(file)) {
       fs::create_hard_link(file, kept);  // so that it never is without a name
     } else {
       write_file_atomic(kept, read_file(file));  // the run goes on in the file
     }
   } catch (const std::exception&) {
+    if (file.stem() == "metrics") throw;
     move_file(file, kept);
   }
   sync_folder(kept.parent_path());

@@ -29,6 +29,9 @@ struct RunIdentity {
 /// All throw IoError.
 class RunFolder {
  public:
+  static constexpr const char* kNotOurs =
+      "was not written by this run, which leaves it alone; move it, or use another --out";
+
   /// Reads the list, if there is one.
   explicit RunFolder(std::filesystem::path folder);
 
@@ -59,7 +62,9 @@ class RunFolder {
   /// remove_replaced() removes it. A run without any checkpoint, weights or summary begins again, under its
   /// identity.
   ///
-  /// overwrites  else what was listed is in replaced-earlier, for good
+  /// overwrites  else what was listed is in replaced-earlier, for good, and so is what an --overwrite
+  /// replaced
+  ///             that was killed
   void begin(const std::vector<std::string>& names, bool overwrites = true);
   /// Continues the run, from a state of this identity. An older version's files with these names count as its
   /// own from now on. throws  also if its metrics cannot be read
@@ -67,8 +72,8 @@ class RunFolder {
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
 
-  /// Before the file is written: lists it. throws  also if it exists and is not listed. Of a metrics file of
-  /// an earlier branch, keeps a copy: metrics-branch=1.csv.
+  /// Before the file is written: lists it. throws  also if it exists and is not listed. Of metrics, a summary
+  /// or weights of an earlier branch, keeps a copy: metrics-branch=1.csv.
   void claim(const std::filesystem::path& file);
   /// The same for all that is in a folder of files whose names are known only once they are written: before,
   /// and after that.
@@ -105,6 +110,7 @@ class RunFolder {
   void check(const std::filesystem::path& file) const;
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
+  void begin_branch(std::int64_t branch);
   void find_states(bool list_is_lost);
   void save();
   void set_aside(const std::vector<std::string>& names, bool overwrites);
