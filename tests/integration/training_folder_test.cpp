@@ -398,7 +398,7 @@ TEST_CASE("a newest checkpoint that is gone is missed", "[training][run_folder]"
   }
 }
 
-TEST_CASE("--find-lr leaves a run without its list as it is", "[training][run_folder]") {
+TEST_CASE("a search for the learning rate leaves a run without its list as it is", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=1"}));
