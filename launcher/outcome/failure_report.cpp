@@ -110,8 +110,8 @@ std::string describe_output(const WorkerRecord& root) {
   Lines stack = root.error.error ? printable_lines(root.error.error->call_stack) : Lines();
   const std::size_t lines = last.size();
   drop_repetition(stack, last);
-  if (root.err_shown) {
-    if (!root.err_read || last.size() < lines) stack.clear();
+  if (root.err_shown) {  // and where ddprun has not read it, a traceback twice is better than none
+    if (root.err_read && last.size() < lines) stack.clear();
     last.clear();
   }
   if (!stack.empty()) text += "  call stack:\n" + indented(bounded(joined(stack, "\n"), 8, 16), "    ");

@@ -63,13 +63,14 @@ bool check_trust(int folder, const fs::path& path) {
 bool leads_to_job(const fs::path& link) {
   struct stat info {};
   if (::lstat(link.c_str(), &info) != 0 || !S_ISLNK(info.st_mode) || info.st_uid != ::geteuid()) return false;
-  constexpr std::size_t kDigits = 8;  // of the job's id
+  constexpr std::size_t kEnd = 9;  // '_' and the digits of the job's id
   const std::string name = fs::read_symlink(link);
-  const auto before = name.find_last_not_of("0123456789abcdef") + 1;  // npos + 1 is 0
-  if (name.find('/') != std::string::npos || before + kDigits > name.size()) return false;
-  std::error_code gone;
-  const fs::directory_iterator inside(link, gone);
-  return begin(inside) == end(inside) || std::ranges::any_of(inside, [](const auto& entry) {
+  if (name.size() < kEnd || name.find('/') != std::string::npos || name[name.size() - kEnd] != '_' ||
+      name.find_last_not_of("0123456789abcdef") + kEnd != name.size())
+    return false;
+  std::error_code error;
+  const fs::directory_iterator inside(link, error);
+  return error == std::errc::no_such_file_or_directory || std::ranges::any_of(inside, [](const auto& entry) {
            return entry.path().filename().string().starts_with("attempt_");
          });
 }

@@ -283,7 +283,7 @@ class State:
         for name, kept in payload["objects"].items():
             vars(self)[name].load_state_dict(kept)
         vars(self).update(payload["values"])
-        self._commits = payload["commits"]
+        self._commits, self._first = payload["commits"], None
         self._keep()
 
     def _why_not(self) -> str:
@@ -333,7 +333,7 @@ class State:
             if rank != source:
                 self._restore(payload)
         self._connected = True
-        if _runs_ahead(None):
+        if _runs_ahead(None) and self._rounds is not None and self._rounds.recovering:
             self._first = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters()]
 
 
@@ -377,7 +377,7 @@ def run(
                         traceback.clear_frames(error.__traceback__)  # or what they made for the group would live on
                     gc.collect()
             finally:
-                state._rounds = None
+                state._rounds = state._first = None
                 rounds.end()
                 if not frozen:
                     gc.unfreeze()

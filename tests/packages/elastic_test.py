@@ -226,6 +226,39 @@ class RunsAhead(unittest.TestCase):
             self.assertEqual(undisturbed, self.train(2, GARBAGE=garbage, SCALED="1", KILL="1"))
 
 
+TWICE = """
+import torch
+from ddprun import elastic
+elastic._runs_ahead = lambda device: device is None  # a GPU is there
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+state = elastic.State(model=net, optimizer=optimizer)
+seen = []
+@elastic.run(state)
+def train():
+    seen.append(net.weight.detach().clone())
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state.commit()
+    seen.append(net.weight.detach().clone())
+train()
+train()
+assert torch.equal(seen[1], seen[2]), seen
+"""
+
+
+class CalledTwice(unittest.TestCase):
+    def test_a_second_call_goes_on_from_the_first(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+            script.write(TWICE)
+            script.flush()
+            for launcher in ([PYTHON], [DDPRUN, "--nproc-per-node=1"], [DDPRUN, "--nproc-per-node=1", "--recover=rank", "--max-restarts=1"]):
+                done = subprocess.run([*launcher, script.name], capture_output=True, text=True, env=environment())
+                self.assertEqual(0, done.returncode, done.stderr)
+
+
 ON_GPU = """
 import os, torch
 from ddprun import elastic

@@ -76,13 +76,16 @@ TEST_CASE("latest leads to the newest job, and takes nobody's name", "[log_file]
   CHECK(stays());
   fs::remove(link);
   fs::create_directories(temp.path() / "run_20261127" / "checkpoints");
-  for (const char* target : {"run_20261127", "run7", "./20261127-081736_05f69a69"}) {
+  write_file_atomic(temp.path() / "step_00001000", "mine");
+  fs::create_directory(temp.path() / "empty_00001000");
+  for (const char* target : {"run_20261127", "run7", "./20261127-081736_05f69a69", "step_00001000",
+                             "empty_00001000", "0000100a"}) {
     fs::create_symlink(target, link);
     link_latest(first);
     CHECK(fs::read_symlink(link) == target);
     fs::remove(link);
   }
-  CHECK(std::distance(fs::directory_iterator(temp.path()), {}) == 2);  // nothing is left beside them
+  CHECK(std::distance(fs::directory_iterator(temp.path()), {}) == 4);  // nothing is left beside them
 }
 
 TEST_CASE("a file may be named with the folder's path", "[log_file]") {
