@@ -69,6 +69,10 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
   report.misplaced_flag = job.options.misplaced_flag;
   if (std::holds_alternative<Hung>(attempt.outcome)) {
     report.hang = "no sign of life for " + in_seconds(*job.options.hang_timeout) + " (--hang-timeout)";
+    const auto& hung = std::get<Hung>(attempt.outcome).workers;
+    if (hung.size() > 1)
+      report.hang +=
+          ", nor from " + std::to_string(hung.size() - 1) + " more: their stacks say which one is late";
     if (report.root_cause.err_shown) report.root_cause.last_lines.clear();  // Python's stacks, at most
     const auto stacks = attempt.stacks.find(report.root_cause.rank);
     if (stacks != attempt.stacks.end()) report.stacks = stacks->second;
@@ -83,6 +87,8 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
         report.ended_by_us.push_back(worker.rank);
     } else if (!worker.status->success()) {
       report.others.push_back(worker);
+    } else if (!report.hang.empty() || worker.time <= report.root_cause.time) {
+      report.succeeded.push_back(worker.rank);
     }
   }
   return report;

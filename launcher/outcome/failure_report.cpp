@@ -211,6 +211,9 @@ std::string describe(const FailureReport& report) {
   text += describe_others("Other Failures", report.others);
   if (!report.ended_by_us.empty())
     text += thin_rule + "ended by ddprun: rank " + joined(number_ranges(report.ended_by_us), ", ") + "\n";
+  if (!report.succeeded.empty())
+    text += thin_rule + "had ended before, with exit code 0: rank " +
+            joined(number_ranges(report.succeeded), ", ") + "\n";
   constexpr std::size_t kMostStragglers = 5;
   if (!report.stragglers.empty()) text += thin_rule;
   for (std::size_t i = 0; i < std::min(report.stragglers.size(), kMostStragglers); ++i)

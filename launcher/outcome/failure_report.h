@@ -48,6 +48,7 @@ struct FailureReport {
   std::vector<WorkerRecord> not_exited = {};
   std::vector<WorkerRecord> others;  ///< that also failed on their own, in rank order
   std::vector<int> ended_by_us;      ///< ranks that ended because ddprun stopped them, in order
+  std::vector<int> succeeded = {};   ///< ranks that had ended before it, in order: it may have waited for one
   int attempt = 0;                   ///< from 0
   int max_restarts = 0;
   std::vector<Straggler> stragglers = {};

@@ -33,6 +33,14 @@ TEST_CASE("the summary names rank, pid, exit code, host, time and the worker's o
   CHECK_THAT(run.err, ContainsSubstring("ended by ddprun: rank 0, 2"));
 }
 
+TEST_CASE("a rank that had ended before the failure is named: the others may have waited for it",
+          "[launcher]") {
+  const Finished run(script({"--nproc-per-node=3"},
+                            "case $RANK in 1) exit 0;; 0) sleep 0.5; exit 7;; *) exec sleep 60; esac"));
+  CHECK(run.status == ExitStatus::exited(7));
+  CHECK_THAT(run.err, ContainsSubstring("had ended before, with exit code 0: rank 1\n"));
+}
+
 TEST_CASE("a rank that fails in its own way after the first one is listed, not blamed", "[launcher]") {
   const TempDir folder;
   const std::string go = (folder.path() / "go").string();

@@ -146,7 +146,9 @@ TEST_CASE("without debuggers Python shows the stacks of a hang, and the report c
     CHECK(count_of("rank " + std::string(rank) + " (pid ", run.err) == 1);
   }
   CHECK_THAT(run.err, ContainsSubstring("pip install py-spy"));
-  CHECK_THAT(run.err, ContainsSubstring("outcome   : no sign of life for 3 s (--hang-timeout)\n"));
+  CHECK_THAT(run.err,
+             ContainsSubstring("outcome   : no sign of life for 3 s (--hang-timeout), nor from 1 more: "
+                               "their stacks say which one is late\n"));
   CHECK_THAT(run.err, ContainsSubstring("stacks    : " + folder.path().string()));
 }
 
