@@ -47,8 +47,10 @@ void add_details(const Attempt& attempt, std::size_t index, OomWatch& oom, Worke
   root.out_of_memory = describe(oom.look(root.pid), killed);
   if (root.status && root.status->core_dumped) root.core = core_place(root.pid);
   root.last_lines = attempt.last_lines[index];
-  root.err_shown = attempt.err_plans[index].console;
-  root.err_read = !attempt.err_plans[index].inherit;
+  const StreamPlan& err = attempt.err_plans[index];
+  // In one piece: without prefixes other workers' lines lie between.
+  root.err_shown = err.console && (attempt.err_plans.size() == 1 || !err.prefix.empty());
+  root.err_read = !err.inherit;
 }
 
 /// The worker that failed first, or has been silent longest.
@@ -73,7 +75,7 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
     if (hung.size() > 1)
       report.hang +=
           ", nor from " + std::to_string(hung.size() - 1) + " more: their stacks say which one is late";
-    if (report.root_cause.err_shown) report.root_cause.last_lines.clear();  // Python's stacks, at most
+    if (attempt.err_plans[root_cause].console) report.root_cause.last_lines.clear();  // stacks, at most
     const auto stacks = attempt.stacks.find(report.root_cause.rank);
     if (stacks != attempt.stacks.end()) report.stacks = stacks->second;
   }

@@ -81,7 +81,7 @@ std::string quoted_for_shell(const std::string& word) {
 
 std::string find_program(const std::string& name, const std::string& search_path) {
   if (name.empty()) fail("''", ENOENT);
-  if (name.find('/') != std::string::npos) {
+  if (name.find('/') != std::string::npos || name == "." || name == "..") {
     if (const int error = executable_error(name)) fail(name, error);
     return name;
   }
@@ -91,7 +91,7 @@ std::string find_program(const std::string& name, const std::string& search_path
     const std::string path = (folder.empty() ? "." : folder) + "/" + name;
     const int error = executable_error(path);
     if (error == 0) return path;
-    if (refusal == 0 && error != ENOENT && error != ENOTDIR && error != EISDIR) {
+    if (refusal == 0 && error != ENOENT && error != ENOTDIR) {
       refused = path;
       refusal = error;
     }
@@ -100,10 +100,9 @@ std::string find_program(const std::string& name, const std::string& search_path
   std::string hint;
   for (const std::string& meant : {name, name + ".py"}) {
     const int error = executable_error(meant);
-    if (error == EISDIR) refusal = error;
+    if (error == EISDIR) hint = "; here it is a folder: name the program in it";
     if (error == 0 || error == EACCES) hint = "; did you mean ./" + meant + "?";
   }
-  if (hint.empty() && refusal != 0) fail(name, refusal);
   throw LaunchError(LaunchError::kNotFound, "cannot run " + name + ": not found in PATH" + hint);
 }
 

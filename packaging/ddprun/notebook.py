@@ -176,7 +176,7 @@ def _run_cell(line: str, cell: str) -> None:
     else:
         job = _Job(settings)
     try:
-        code = job.run(f"# %%ddprun {line}\n{cell}")  # a traceback counts lines as the notebook does
+        code = job.run(f"# coding: utf-8: %%ddprun {line}\n{cell}")  # a traceback counts lines as the notebook does
     finally:
         job.end()
     if ahead:

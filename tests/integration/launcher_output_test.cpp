@@ -212,9 +212,11 @@ TEST_CASE("the failure report ends with the worker's own last words", "[output]"
   CHECK(run.status == ExitStatus::exited(4));
   CHECK_THAT(run.err, ContainsSubstring("| why"));
   CHECK_THAT(run.err, !ContainsSubstring("| 11\n"));  // the last 20 only
-  const Finished shown(script({"--nproc-per-node=2"}, failing));
+  const Finished shown(script({"--nproc-per-node=2", "--prefix"}, failing));
   CHECK_THAT(shown.err, ContainsSubstring("\n  stderr    : why\n"));
   CHECK(count_of("30\n", shown.err) == 1);
+  const Finished mixed(script({"--nproc-per-node=2"}, failing));  // with other ranks' lines between
+  CHECK(count_of("30\n", mixed.err) == 2);
 }
 
 TEST_CASE("a dry run shows every worker, starts nothing and writes nothing", "[output]") {

@@ -199,7 +199,10 @@ TEST_CASE("a program beside the user that PATH does not have is hinted at", "[la
   CHECK(run({"train"}).err == cannot + "train" + meant);
   CHECK(run({"no-such-program"}).err == cannot + "no-such-program: not found in PATH\n");
   std::filesystem::create_directory(folder.path() / "src");
-  for (const std::string name : {".", "src", "./src"}) {
+  const Finished bare = run({"src"});
+  CHECK(bare.status == ExitStatus::exited(127));
+  CHECK(bare.err == cannot + "src: not found in PATH; here it is a folder: name the program in it\n");
+  for (const std::string name : {".", "./src"}) {
     const Finished refused = run({name});
     CHECK(refused.status == ExitStatus::exited(126));
     CHECK(refused.err == cannot + name + ": it is a folder; name the program in it\n");

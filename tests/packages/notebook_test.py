@@ -141,6 +141,11 @@ class Magic(unittest.TestCase):
         self.assertIsNone(kernel.error)
         self.assertEqual([], list(kernel.temp.iterdir()))
 
+    def test_a_cell_is_utf_8_whatever_it_declares(self):
+        kernel = self.kernel()
+        kernel.run("%%ddprun --nproc-per-node=1\n# -*- coding: latin-1 -*-\nprint(len('\u00e9'))")
+        self.assertIn("1\n", kernel.text)
+
     def test_a_failed_job_raises_with_its_exit_code(self):
         kernel = self.kernel()
         kernel.run("%%ddprun --nproc-per-node=2\nimport os\n\nif os.environ['RANK'] == '1':\n    raise ValueError('no such label')")
