@@ -1,6 +1,7 @@
 #include <ddprun/train/state/checkpoint.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
