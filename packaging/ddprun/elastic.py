@@ -25,6 +25,7 @@ import functools
 import gc
 import hashlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -92,6 +93,7 @@ class State:
         self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
         self._slots: List[Tuple[Dict[str, Any], str]] = []  # where modules have their buffers
         self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
+        self._shapes: List[torch.Size] = []  # of the copies
         # On accelerators, where the CPU does not wait for what it begins:
         self._accelerators: Optional[List[torch.device]] = None  # that have parameters; None: not known in this round
         self._first: Optional[List[torch.Tensor]] = None  # the parameters at the round's beginning: DistributedDataParallel's broadcast writes to them
@@ -135,8 +137,8 @@ class State:
         """The epoch's batches that are not done, from a DataLoader or another iterable; then `batch` is 0 again.
 
         The order and the random numbers of a batch follow from the seed, the rank, `epoch` and the batch's number alone: the set_epoch() of the
-        loader or its sampler is called, and the generators of torch, random and NumPy are seeded before each batch. Batches that are done are not
-        loaded if a batch_sampler draws them.
+        loader or its sampler is called, and the generators of torch, random and NumPy are seeded before a batch is drawn and again before it is
+        given. Batches that are done are not loaded if a batch_sampler draws them.
         """
         if "batch" not in self._values:
             raise RuntimeError("elastic: batches() needs State(..., batch=0)")
@@ -147,8 +149,7 @@ class State:
                 sampler.set_epoch(epoch)
         done = int(self.batch)
         _seed(seed, epoch, -1)
-        rest = _without_first(loader, done)
-        for number, batch in enumerate(rest, done):
+        for number, batch in enumerate(_without_first(loader, done, seed, epoch), done):
             if self._rounds is not None:
                 self._rounds.check()
             _seed(seed, epoch, number)
@@ -230,13 +231,14 @@ class State:
         self._steps_since = 0
         if look:
             self._find_slots()
-        self._kept = {name: copy.deepcopy(vars(self)[name]) for name in self._values}
+        self._kept = {name: _copied(vars(self)[name]) for name in self._values}
         self._small = {name: _mapped(vars(self)[name].state_dict(), torch.Tensor, torch.clone) for name in self._small_objects}
         self._groups = [[_without_params(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
         buffers = self._buffers_now()
+        shapes = [buffer.shape for buffer in buffers]
         with torch.no_grad():
-            if len(buffers) != len(self._copies) or any(a.shape != b.shape for a, b in zip(buffers, self._copies)):
-                self._copies = [buffer.clone() for buffer in buffers]
+            if shapes != self._shapes:
+                self._copies, self._shapes = [buffer.clone() for buffer in buffers], shapes
             elif buffers:
                 torch._foreach_copy_(self._copies, buffers)
 
@@ -359,15 +361,15 @@ def run(
                 raise RuntimeError("elastic: a second run() of this State while the first one runs")
             if dist.is_initialized():
                 raise RuntimeError("elastic: torch.distributed is initialized already: elastic.run() does that in each round")
-            frozen = gc.get_freeze_count() > 0
+            frozen, rounds = gc.get_freeze_count() > 0, None
             if not frozen:
+                gc.collect()  # or garbage would be kept, too
                 gc.freeze()  # what is imported and made: to look through it takes 0.1 s when a rank is lost
-            _stand_by()
-            rounds = _Rounds(_backend_of(backend), timeout)
-            state._rounds = rounds
-            rounds.announce(state)
-            state._take_from_memory()
             try:
+                _stand_by()
+                state._rounds = rounds = _Rounds(_backend_of(backend), timeout)
+                rounds.announce(state)
+                state._take_from_memory()
                 while True:
                     try:
                         return rounds.one(state, function, arguments, keywords)
@@ -378,7 +380,8 @@ def run(
                     gc.collect()
             finally:
                 state._rounds = state._first = None
-                rounds.end()
+                if rounds is not None:
+                    rounds.end()
                 if not frozen:
                     gc.unfreeze()
 
@@ -478,6 +481,8 @@ def _write_all(descriptor: int, content: bytes, offset: int) -> None:
 class _Rounds:
     """This rank's rounds: docs/recovery.md, "The protocol"."""
 
+    _calls = 0  # of decorated functions, under --recover=rank
+
     def __init__(self, backend: str, timeout: datetime.timedelta) -> None:
         self._backend, self._timeout = backend, timeout
         self._round = int(os.environ.get("DDPRUN_ROUND") or 0)
@@ -488,8 +493,11 @@ class _Rounds:
         self._over = self._ended = self._warned = False
         self.recovering = self._socket is not None  # this rank would go on if another one were lost
         self._store: Any = None
+        if self._socket is not None or _Rounds._calls > 0:
+            _Rounds._calls += 1
         if self._socket is None:
             return
+        del os.environ["DDPRUN_ROUND_FD"]  # it ends with this call
         os.set_inheritable(self._socket.fileno(), False)
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or NCCL's watchdog aborts collectives first, and ends the process
         self._wake, self._waker = socket.socketpair()
@@ -497,7 +505,9 @@ class _Rounds:
 
     def announce(self, state: State) -> None:
         """Tells ddprun whether this rank can go on when another one is lost."""
-        why_not = state._why_not() if self._socket is not None else ""
+        why_not = "this is a second call, and a new process begins with the first. Do all in one call" if _Rounds._calls == 2 else ""
+        if self._socket is not None:
+            why_not = state._why_not()
         if why_not and not self._warned and os.environ.get("RANK") == "0":
             last = "the state in memory" if state._memory_every > 0 else "your checkpoint"
             print(f"elastic: if a rank is lost, all start again from {last}: {why_not}", file=sys.stderr, flush=True)
@@ -546,6 +556,7 @@ class _Rounds:
         with self._told:
             self._ended = True
         if self._socket is not None:
+            self._say(False)
             with contextlib.suppress(OSError):
                 self._waker.send(b".")
         if dist.is_initialized():
@@ -689,7 +700,7 @@ def _has_state(entry: Any) -> bool:
     return callable(getattr(entry, "state_dict", None)) and callable(getattr(entry, "load_state_dict", None))
 
 
-def _seed(seed: int, epoch: int, number: int) -> None:
+def _seed(seed: int, epoch: int, number: Union[int, str]) -> None:
     rank = int(os.environ.get("RANK") or 0)
     digest = hashlib.sha256(f"{seed} {rank} {epoch} {number}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -698,43 +709,63 @@ def _seed(seed: int, epoch: int, number: int) -> None:
         sys.modules["numpy"].random.seed(int.from_bytes(digest[:4], "little"))
 
 
+def _copied(value: Any) -> Any:
+    return value if type(value) in (bool, float, int, str) else copy.deepcopy(value)
+
+
 def _without_params(group: Dict[str, Any]) -> Dict[str, Any]:
     return {key: _mapped(value, torch.Tensor, torch.clone) for key, value in group.items() if key != "params"}
 
 
 class _Later:
-    """A batch sampler without its first batches."""
+    """A batch sampler without its first batches, which draws each one with random numbers of its own, however far ahead workers load."""
 
-    def __init__(self, sampler: Any, first: int) -> None:
-        self._sampler, self._first = sampler, first
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.first = self.seed = self.epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(self._sampler):
-            if number >= self._first:
+        for number, batch in enumerate(_drawn(self._sampler, self.seed, self.epoch)):
+            if number >= self.first:
                 yield batch
 
     def __len__(self) -> int:
-        return max(0, len(self._sampler) - self._first)
+        return max(0, len(self._sampler) - self.first)
+
+    def __getattr__(self, name: str) -> Any:  # batch_size, which Accelerate asks for
+        return getattr(vars(self).get("_sampler"), name)
 
 
-def _without_first(loader: Any, first: int) -> Iterator[Any]:
+def _drawn(batches: Any, seed: int, epoch: int) -> Iterator[Any]:
+    rest = iter(batches)
+    for number in itertools.count():
+        _seed(seed, epoch, f"drawn {number}")
+        try:
+            batch = next(rest)
+        except StopIteration:
+            return
+        yield batch
+
+
+def _without_first(loader: Any, first: int, seed: int, epoch: int) -> Iterator[Any]:
     around = type(loader).__name__ == "DataLoaderShard"  # Accelerate's, which is no DataLoader though isinstance() says so
     inner = loader.base_dataloader if around else loader
     torch_data = torch.utils.data
     draws = issubclass(type(inner), torch_data.DataLoader) and inner.batch_sampler is not None
-    if first > 0 and draws and not isinstance(inner.dataset, torch_data.IterableDataset):
-        rest: Any = copy.copy(inner)
-        vars(rest).update(batch_sampler=_Later(inner.batch_sampler, first), persistent_workers=False, _iterator=None)
-        if around:
-            whole, loader = loader, object.__new__(type(loader))
-            vars(loader).update(vars(whole), base_dataloader=rest)
-        else:
-            loader = rest
-        first = 0
-    batches: Iterator[Any] = iter(loader)
-    for _ in range(first):
-        next(batches, None)
-    return batches
+    if not draws or isinstance(inner.dataset, torch_data.IterableDataset):
+        return itertools.islice(_drawn(loader, seed, epoch), first, None)
+    later: Any = vars(inner).get("_ddprun_later")
+    if later is None:
+        later = copy.copy(inner)
+        vars(later).update(batch_sampler=_Later(inner.batch_sampler), _iterator=None)
+        if inner.persistent_workers:  # they live as long as the loader
+            vars(inner)["_ddprun_later"] = later
+    vars(later.batch_sampler).update(first=first, seed=seed, epoch=epoch)
+    if not around:
+        return iter(later)
+    whole = object.__new__(type(loader))
+    vars(whole).update(vars(loader), base_dataloader=later)
+    return iter(whole)
 
 
 class _Tensor:

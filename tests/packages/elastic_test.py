@@ -259,6 +259,40 @@ class CalledTwice(unittest.TestCase):
                 self.assertEqual(0, done.returncode, done.stderr)
 
 
+SECOND_CALL = NET + """
+import pathlib
+state = elastic.State(model=net, optimizer=optimizer)
+@elastic.run(state)
+def train(phase):
+    print(f"rank {rank} phase {phase} at {state.commits}", flush=True)
+    dist.barrier()
+    if phase == 2 and rank == 1 and os.environ["DDPRUN_ROUND"] == "0" and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), 9)
+    for _ in range(3):
+        dist.barrier()
+        optimizer.zero_grad()
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        state.commit()
+for phase in 1, 2, 3: train(phase)
+"""
+
+
+class SecondCall(unittest.TestCase):
+    def test_that_it_is_not_protected_is_said_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder, "train.py")
+            script.write_text(SECOND_CALL)
+            done = subprocess.run([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1", script], capture_output=True, text=True,
+                                  env=environment(), cwd=folder, timeout=200)
+        self.assertEqual(0, done.returncode, done.stderr)
+        warning = "elastic: if a rank is lost, all start again from your checkpoint: this is a second call, and a new process begins with the first"
+        self.assertEqual(2, done.stderr.count(warning), done.stderr)  # before the restart of all and after
+        self.assertEqual(2, done.stdout.count("rank 0 phase 1 at 0"), done.stdout)
+        self.assertNotIn("replacing only this rank", done.stderr)
+
+
 ON_GPU = """
 import os, torch
 from ddprun import elastic
@@ -444,6 +478,69 @@ state.batch = 5
 assert epoch(state) == []
 state.epoch = 2
 assert epoch(state) != whole
+""")
+
+    def test_a_loader_that_draws_as_it_goes_gives_the_same_rest(self):
+        self.passes("""
+import random
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+class Buffer(IterableDataset):
+    def __iter__(self):
+        held = []
+        for i in range(24):
+            held.append(i)
+            if len(held) > 8: yield held.pop(random.randrange(len(held)))
+        random.shuffle(held)
+        yield from held
+class Lazy:
+    def __len__(self): return 6
+    def __iter__(self):
+        left = list(range(24))
+        while left: yield [left.pop(random.randrange(len(left))) for _ in range(4)]
+class Changed(Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, i): return i + torch.rand(1)
+def rest(loader, done, epoch=0):
+    state = elastic.State(epoch=epoch, batch=done)
+    batches = []
+    for batch in state.batches(loader):
+        batches.append(batch.flatten().tolist())
+        random.random(), torch.rand(1)  # of a step
+    return batches
+for workers in 0, 1:
+    for make in [lambda: DataLoader(Buffer(), batch_size=4, num_workers=workers),
+                 lambda: DataLoader(range(24), batch_sampler=Lazy(), num_workers=workers),
+                 lambda: DataLoader(Changed() if workers == 0 else range(24), batch_size=4, shuffle=True, num_workers=workers)]:
+        whole = rest(make(), 0)
+        assert sorted(int(x) for batch in whole for x in batch) == list(range(24)), whole
+        assert rest(make(), 3) == whole[3:], (workers, rest(make(), 3), whole)
+loader = DataLoader(range(24), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+first, second = rest(loader, 0, epoch=0), rest(loader, 0, epoch=1)
+[process] = vars(loader)["_ddprun_later"]._iterator._workers
+assert second != first and rest(loader, 2, epoch=1) == second[2:]
+assert process.is_alive() and vars(loader)["_ddprun_later"]._iterator._workers == [process]
+assert rest(DataLoader(range(24), batch_size=4, shuffle=True), 2, epoch=1) == second[2:]
+""")
+
+    def test_garbage_from_before_is_freed_and_a_failure_leaves_nothing_set(self):
+        self.passes("""
+import gc, weakref
+class Cycle: pass
+gc.collect()
+gc.disable()
+cycle = Cycle()
+cycle.itself, seen = cycle, weakref.ref(cycle)
+del cycle
+state = elastic.State(model=net)
+elastic.run(state)(lambda: None)()
+assert seen() is None
+def fails(): raise OSError("no descriptor")
+elastic._stand_by, working = fails, elastic._stand_by
+try: elastic.run(state)(lambda: None)()
+except OSError: pass
+assert gc.get_freeze_count() == 0
+elastic._stand_by = working
+elastic.run(state)(lambda: None)()
 """)
 
     def test_what_is_done_of_an_iterable_dataset_is_left_out(self):
