@@ -6,10 +6,12 @@ until the cell is there.
 """
 import argparse
 import codecs
+import contextlib
 import fcntl
 import os
 import pathlib
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -18,15 +20,20 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
+import time
 import tty
-from typing import Any, Dict, List, Match, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Match, Optional, Tuple
 
 # Becomes the ddprun of this package. It gets SIGTERM when the thread of the kernel that has started it ends.
 _DDPRUN = """
-import ctypes, os, runpy, signal, sys
+import sys
+sys.path = [place for place in sys.path if place]  # the notebook's folder may have a signal.py
+import ctypes, os, runpy, signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv.pop(1)):
+    os.environ["PYTHONPATH"] = sys.argv.pop(1)
     runpy.run_path(sys.argv.pop(1))
 """
 _WAIT = """# The notebook's next cell runs once the kernel gives up its lock.
@@ -39,6 +46,9 @@ _NO_CELL = "raise SystemExit('ddprun: the process with the modules was lost as t
 
 # These count, listen or write as soon as ddprun has started, so a job that has one cannot start ahead of its cell.
 _NOT_AHEAD = ("config", "events-json", "hang-timeout", "log-dir", "metrics-port", "result-json", "timeout")
+
+_FOLDER = "ddprun_cell_"
+_FLUSH_WITHIN = 0.05  # seconds
 
 _Settings = Tuple[List[str], Dict[str, str], str]  # of a job when it starts: flags, environment and folder
 
@@ -69,36 +79,43 @@ class _Screen:
         return re.sub("\r\x1b\\[K(?:\x1b\\[\\?7l([^\r\n]*?)\x1b\\[\\?7h)?", self._redrawn, text)
 
     def _redrawn(self, match: Match[str]) -> str:
+        if match[1] is None and not self._drawn:
+            return match[0]  # a program's own
         cleared = "\r" + " " * self._drawn + "\r" if self._drawn else ""
         self._drawn = len(match[1] or "")
         return cleared + (match[1] or "")
 
 
 class _Job:
-    """A ddprun whose program comes later."""
+    """A ddprun whose program may come later. Its folder is locked as long as a process of it, or the kernel, lives."""
 
-    def __init__(self, settings: _Settings) -> None:
+    def __init__(self, settings: _Settings, cell: Optional[str] = None) -> None:
         self.settings = settings
         flags, environment, place = settings
-        self._folder = tempfile.TemporaryDirectory(prefix="ddprun_cell_")
+        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDER)
+        self._alive = os.open(self._folder.name, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._alive, fcntl.LOCK_EX)
         self._program = pathlib.Path(self._folder.name, "cell.py")
-        self._program.write_text(_NO_CELL)
+        self._program.write_text(cell or _NO_CELL, encoding="utf-8")
         wait = self._program.with_name("wait_for_cell.py")
         wait.write_text(_WAIT)
         self._lock = wait.open()
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        modules = _preload(settings)
-        waits = [f"--preload={modules},{wait}"] if modules else []
+        waits = [] if cell else [f"--preload={_preload(settings)},{wait}"]
         self._output, terminal = os.openpty()
         tty.setraw(terminal)  # a newline stays one character
         columns, lines = shutil.get_terminal_size((100, 24))
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
         # As if the program were in the notebook's folder.
+        if os.pathsep in place:
+            beside = self._program.with_name("beside")
+            beside.symlink_to(place)
+            place = str(beside)
         path = os.pathsep.join(filter(None, [place, environment.get("PYTHONPATH")]))
-        start = [sys.executable, "-c", _DDPRUN, str(os.getpid()), str(pathlib.Path(__file__).with_name("__main__.py"))]
+        start = [sys.executable, "-c", _DDPRUN, str(os.getpid()), path, str(pathlib.Path(__file__).with_name("__main__.py"))]
         self._process = subprocess.Popen(
             [*start, *flags, *waits, "--", str(self._program)], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
-            start_new_session=True, env={"TERM": "xterm", **environment, "PYTHONPATH": path})
+            start_new_session=True, env={"TERM": "xterm", **environment}, pass_fds=[self._alive])
         os.close(terminal)
 
     def lives(self) -> bool:
@@ -111,13 +128,19 @@ class _Job:
         complete.replace(self._program)
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         screen, decoder = _Screen(), codecs.getincrementaldecoder("utf-8")("replace")
-        ended = False
+        ended, flush_at = False, None  # each flush is a message to the browser, of which Jupyter lets through 1000/s
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
         while not ended:
             try:
-                some = self._read()
-                ended = not some
-                sys.stdout.write(screen.shown(decoder.decode(some), at_end=ended))
-                sys.stdout.flush()
+                if poll.poll(None if flush_at is None else max(0.0, flush_at - time.monotonic()) * 1000):
+                    some = self._read()
+                    ended = not some
+                    sys.stdout.write(screen.shown(decoder.decode(some), at_end=ended))
+                    flush_at = flush_at or time.monotonic() + _FLUSH_WITHIN
+                if ended or (flush_at is not None and time.monotonic() >= flush_at):
+                    sys.stdout.flush()
+                    flush_at = None
             except KeyboardInterrupt:
                 ended = not self.lives()
                 self._process.send_signal(signal.SIGINT)
@@ -137,6 +160,36 @@ class _Job:
         self._process.wait()
         self._lock.close()
         self._folder.cleanup()
+        os.close(self._alive)
+
+
+def _remove_left() -> None:
+    """Removes the folders of jobs whose kernel was killed, once no process of the job lives."""
+    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):  # another user's, or locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid() and (folder / "cell.py").exists():  # written once it is locked
+                    shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Else an interrupt could leave a job that nobody knows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: List[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _preload(settings: _Settings) -> Optional[str]:
@@ -151,6 +204,8 @@ def _can_start_ahead(settings: _Settings) -> bool:
     typed = [flag.lstrip("-").partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("-")]
     given = {name.partition("_")[2].lower().replace("_", "-") for name in environment if name.startswith(("DDPRUN_", "PET_"))}
     abbreviated = any(name.startswith(flag) for name in _NOT_AHEAD for flag in typed)
+    if "," in tempfile.gettempdir():  # it is in a list of --preload
+        return False
     return _preload(settings) is not None and not abbreviated and not given.intersection(_NOT_AHEAD)
 
 
@@ -167,25 +222,32 @@ def _end_ahead() -> None:
 def _run_cell(line: str, cell: str) -> None:
     """%%ddprun [FLAGS]: runs the cell as a job, with ddprun's flags such as --nproc-per-node=2 --preload=torch (%%ddprun --help)."""
     global _ahead
-    settings = (shlex.split(line), dict(os.environ), os.getcwd())
+    flags = shlex.split(line)
+    for flag in ("-m", "--module", "--no-python", "--no_python"):
+        if flag in flags:
+            raise ValueError(f"%%ddprun: the program is the cell, which is Python: leave out {flag}")
+    settings = (flags, dict(os.environ), os.getcwd())
     ahead = _can_start_ahead(settings)
     if _ahead and (not _ahead.lives() or (ahead and _ahead.settings != settings)):
         _end_ahead()
-    if _ahead and _ahead.settings == settings:
-        job, _ahead = _ahead, None
-    else:
-        job = _Job(settings)
+    program = f"# coding: utf-8: %%ddprun {line}\n{cell}"  # a traceback counts lines as the notebook does
+    job: Optional[_Job] = None
     try:
-        code = job.run(f"# coding: utf-8: %%ddprun {line}\n{cell}")  # a traceback counts lines as the notebook does
+        with _interrupts_later():
+            job, _ahead = (_ahead, None) if _ahead and _ahead.settings == settings else (_Job(settings, program), _ahead)
+        code = job.run(program)
     finally:
-        job.end()
-    if ahead:
-        _ahead = _Job(settings)
+        if job is not None:
+            job.end()
+    if ahead and code != 2:  # the flags may be wrong
+        with _interrupts_later():
+            _ahead = _Job(settings)
     if code != 0:
         raise JobFailed(code)
 
 
 def load_ipython_extension(ipython: Any) -> None:
+    _remove_left()
     ipython.register_magic_function(_run_cell, "cell", "ddprun")
 
 

@@ -1,16 +1,18 @@
 """The cell magic %%ddprun in a real Jupyter kernel.
 
-usage: notebook_test.py DDPRUN; DDPRUN_TEST_PYTHON names a Python with Jupyter and PyTorch
+usage: notebook_test.py DDPRUN [tests]; DDPRUN_TEST_PYTHON names a Python with Jupyter and PyTorch
 """
 import contextlib
 import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 python = os.environ.get("DDPRUN_TEST_PYTHON")
 if not python:
@@ -178,10 +180,62 @@ class Magic(unittest.TestCase):
         self.assertGreaterEqual(len(words), 2, words)
         kernel.manager.signal_kernel(signal.SIGKILL)
         until(lambda: not kernel.processes())
-        for left in kernel.temp.glob("ddprun_cell_*"):
-            for file in left.iterdir():
-                file.unlink()
-            left.rmdir()
+        self.assertEqual(2, len(list(kernel.temp.glob("ddprun_cell_*"))))
+        (kernel.temp / "ddprun_cell_mine").mkdir()
+        with tempfile.TemporaryDirectory() as folder:  # the next one removes what it has left, and nothing else
+            other = Kernel(folder, TMPDIR=str(kernel.temp))
+            other.shut_down()
+        self.assertEqual(["ddprun_cell_mine"], os.listdir(kernel.temp))
+        (kernel.temp / "ddprun_cell_mine").rmdir()
+
+    def test_a_kernel_removes_no_folder_of_a_job_that_runs(self):
+        kernel = self.kernel()
+        kernel.start("%%ddprun --nproc-per-node=2" + PIDS)
+        until(lambda: all((kernel.folder / f"pid{rank}").exists() for rank in (0, 1)))
+        before = sorted(kernel.temp.glob("*/*"))
+        with tempfile.TemporaryDirectory() as folder:
+            other = Kernel(folder, TMPDIR=str(kernel.temp))
+            other.shut_down()
+        self.assertEqual(before, sorted(kernel.temp.glob("*/*")))
+        kernel.manager.interrupt_kernel()
+        kernel.read()
+
+    def test_many_lines_are_few_messages(self):
+        kernel = self.kernel()
+        kernel.run("from ipykernel.iostream import OutStream\nflushes, flush = [], OutStream.flush\n"
+                   "OutStream.flush = lambda self, flushes=flushes, flush=flush: (flushes.append(1), flush(self))")
+        begin = time.monotonic()
+        kernel.run("%%ddprun --nproc-per-node=1\nimport time\nfor i in range(400):\n    print('line', i, flush=True)\n    time.sleep(0.003)\n")
+        seconds = time.monotonic() - begin
+        self.assertEqual(400, kernel.text.count("line"))
+        self.assertLess(int(kernel.run("print(len(flushes))")), seconds / 0.05 + 10)
+
+    def test_what_lies_beside_the_notebook_breaks_only_what_imports_it(self):
+        kernel = self.kernel(PYTHONDONTWRITEBYTECODE="1")
+        for folder in "plain", "with:colon":
+            kernel.run(f"import os\nos.makedirs('{folder}')\nos.chdir('{folder}')")
+            place = kernel.folder / folder
+            (place / "beside.py").write_text("word = 'beside'\n")
+            (place / "ctypes.py").write_text("raise SystemExit('not that of Python')\n")
+            kernel.run("%%ddprun --nproc-per-node=1\nimport beside, os\nprint(beside.word, os.getcwd())")
+            self.assertIn(f"beside {place}\n", kernel.text)
+            kernel.run("os.chdir('..')")
+
+    def test_a_folder_for_temporary_files_with_a_comma(self):
+        folder = tempfile.TemporaryDirectory(prefix="with,comma")
+        self.addCleanup(folder.cleanup)
+        kernel = self.kernel(TMPDIR=folder.name)
+        for _ in range(2):
+            self.assertEqual("True\n", kernel.run("%%ddprun --nproc-per-node=1 --preload=json\nimport sys\nprint('json' in sys.modules)"))
+        self.assertEqual([], os.listdir(folder.name))
+
+    def test_flags_that_a_cell_cannot_have_and_wrong_ones(self):
+        kernel = self.kernel()
+        kernel.run("%%ddprun --nproc-per-node=1 --no-python\npass")
+        self.assertEqual("%%ddprun: the program is the cell, which is Python: leave out --no-python", kernel.error["evalue"])
+        kernel.run("%%ddprun --nproc-per-node=none --preload=json\npass")
+        self.assertEqual("the job ended with exit code 2", kernel.error["evalue"])
+        self.assertEqual([], list(kernel.temp.iterdir()))
 
     def test_the_second_run_does_not_wait_for_the_imports(self):
         kernel = self.kernel()
@@ -259,7 +313,37 @@ class Magic(unittest.TestCase):
             self.assertNotIn("\x1b", shown)
 
 
+class Begins(unittest.TestCase):
+    def test_an_interrupt_while_a_job_begins_leaves_none(self):
+        sys.path.insert(0, str(SOURCE / "packaging"))
+        from ddprun import notebook
+
+        begun = []
+
+        def begin(*arguments, **keywords):
+            begun.append(subprocess.Popen(*arguments, **keywords))
+            os.kill(os.getpid(), signal.SIGINT)
+            return begun[0]
+
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder), \
+                mock.patch.object(notebook, "subprocess", mock.Mock(Popen=begin, DEVNULL=subprocess.DEVNULL)):
+            try:
+                with self.assertRaises(KeyboardInterrupt):
+                    notebook._run_cell("--nproc-per-node=1", "import time\ntime.sleep(1000)")
+                self.assertIsNotNone(begun[0].poll())
+                self.assertEqual([], os.listdir(folder))
+            finally:
+                begun[0].terminate()
+
+
 class Screen(unittest.TestCase):
+    def test_what_a_program_clears_is_its_own(self):
+        sys.path.insert(0, str(SOURCE / "packaging"))
+        from ddprun.notebook import _Screen
+
+        text = "keep me\r\x1b[Kreplaced\n"
+        self.assertEqual(text, _Screen().shown(text, at_end=True))
+
     def test_what_a_terminal_clears_is_blank_however_it_comes(self):
         sys.path.insert(0, str(SOURCE / "packaging"))
         from ddprun.notebook import _Screen
@@ -274,4 +358,4 @@ class Screen(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
