@@ -324,11 +324,11 @@ class State:
             if isinstance(vars(self)[name], torch.nn.Module):
                 for parameter in vars(self)[name].parameters():
                     if hasattr(parameter, "device_mesh"):
-                        return f"{name} has DTensors, whose shards are lost with their rank"
+                        return f"{name} has DTensors, whose shards are lost with their rank (replicate=True copies them)"
                     if _runs_ahead(parameter.device) and torch.__version__ < "2.11":
                         return f"{name} is on a GPU, which needs PyTorch 2.11"
             if type(vars(self)[name]).__name__ == "ZeroRedundancyOptimizer":
-                return f"{name} shards its state, and a part is lost with its rank"
+                return f"{name} shards its state, and a part is lost with its rank (replicate=True copies it)"
         return "a step is captured in a CUDA graph, which cannot be interrupted" if self._captured else ""
 
     def _signature(self) -> str:
