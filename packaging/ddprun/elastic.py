@@ -68,10 +68,13 @@ class State:
     memory_every: every so many steps the node's first rank also copies the state to memory that ddprun holds, for the case that all ranks are lost
     or restarted; 0: never. Written in the background; a copy that is due while the last one is being written is left out.
 
+    replicate: for FSDP2 and ZeroRedundancyOptimizer, of whose state each rank has a shard: each commit() copies it to another rank. Modules and
+    optimizers are then made in the function and given to restore(); here are values alone.
+
     Raises TypeError for a module that is wrapped for a process group: that ends with its round, so wrap it in the function.
     """
 
-    def __init__(self, *, memory_every: int = 0, **entries: Any) -> None:
+    def __init__(self, *, memory_every: int = 0, replicate: bool = False, **entries: Any) -> None:
         for name, entry in entries.items():
             if hasattr(type(self), name) or name.startswith("_"):
                 raise TypeError(f"elastic.State: '{name}' is the State's own: give it another name")
@@ -99,6 +102,14 @@ class State:
         self._first: Optional[List[torch.Tensor]] = None  # the parameters at the round's beginning: DistributedDataParallel's broadcast writes to them
         self._captured = False  # a step is in a CUDA graph
         vars(self).update(entries)
+        self._shards: Any = None
+        if replicate:
+            if memory_every > 0 or self._objects:
+                also = "memory_every" if memory_every > 0 else self._objects[0]
+                raise TypeError(f"elastic.State: replicate=True goes without {also}: make modules and optimizers in the function, for restore()")
+            from ._shards import Shards
+
+            self._shards = Shards()
         self._optimizers = self._all(torch.optim.Optimizer)
         large = [*self._optimizers, *self._all(torch.nn.Module)]
         self._small_objects = [name for name in self._objects if not any(vars(self)[name] is one for one in large)]
@@ -126,6 +137,8 @@ class State:
         if self._position is not None:
             self.batch = self._position
         self._keep(look=not self._looked)
+        if self._shards is not None:
+            self._shards.commit(self._commits, self._kept)
         if self._memory_every > 0 and self._commits % self._memory_every == 0:
             self._memory.keep(self._commits, self._payload)
         if not self._looked:  # the function may have moved or sharded the model
@@ -158,8 +171,25 @@ class State:
         self._position = None
         self.batch = 0
 
+    def restore(self, **objects: Any) -> bool:
+        """With replicate=True, in each round: gives the new modules, optimizers, schedulers the state of the last step, whose number and values this
+        State has already. False: there is none, as in a new job; load your checkpoint then. Every rank calls it, once all of them are made.
+
+        Raises TypeError for what cannot be restored, RuntimeError if it is not what the last round had.
+        """
+        if self._shards is None or self._rounds is None:
+            raise RuntimeError("elastic: restore() needs State(..., replicate=True), in the function that elastic.run() calls")
+        restored: bool = self._shards.restore(objects)
+        self._rounds.announce(self)
+        return restored
+
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Writes the state of the last commit, on rank 0 alone, for torch.load(); a file there is replaced once the new one is whole."""
+        """Writes the state of the last commit, on rank 0 alone, for torch.load(); a file there is replaced once the new one is whole.
+
+        Raises RuntimeError with replicate=True: rank 0 has a shard alone.
+        """
+        if self._shards is not None:
+            raise RuntimeError("elastic: save() writes no shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
         if dist.is_initialized() and dist.get_rank() != 0:
             return
         file = pathlib.Path(path)
@@ -193,9 +223,24 @@ class State:
     def _all(self, kind: Any) -> List[Any]:
         return [vars(self)[name] for name in self._objects if isinstance(vars(self)[name], kind)]
 
-    def _before_step(self, *_: Any) -> None:
-        self._wait()
-        self._steps_since += 1
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
+        closure = keywords.get("closure") or (arguments[1] if len(arguments) > 1 else None)
+        # PyTorch's own optimizers write to parameters only once the closure has returned, which Lightning gives and which makes the gradients.
+        if closure is None or not type(optimizer).__module__.startswith("torch.optim."):
+            self._wait()
+            self._steps_since += 1
+            return None
+        begun = False
+
+        def with_gradients() -> Any:
+            nonlocal begun
+            loss = closure()
+            if not begun:
+                self._wait()
+                self._steps_since, begun = self._steps_since + 1, True
+            return loss
+
+        return (optimizer,), {**keywords, "closure": with_gradients}
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if len(arguments) > 1 or keywords.get("closure") is not None:  # more gradients
@@ -290,15 +335,17 @@ class State:
 
     def _why_not(self) -> str:
         """Why the survivors' state cannot be trusted, or is not whole, when a rank is lost; empty: it can."""
+        if self._shards is not None:
+            return str(self._shards.why_not)
         for name in self._objects:
             if isinstance(vars(self)[name], torch.nn.Module):
                 for parameter in vars(self)[name].parameters():
                     if hasattr(parameter, "device_mesh"):
-                        return f"{name} has DTensors, whose shards are lost with their rank"
+                        return f"{name} has DTensors, whose shards are lost with their rank (replicate=True copies them)"
                     if _runs_ahead(parameter.device) and torch.__version__ < "2.11":
                         return f"{name} is on a GPU, which needs PyTorch 2.11"
             if type(vars(self)[name]).__name__ == "ZeroRedundancyOptimizer":
-                return f"{name} shards its state, and a part is lost with its rank"
+                return f"{name} shards its state, and a part is lost with its rank (replicate=True copies it)"
         return "a step is captured in a CUDA graph, which cannot be interrupted" if self._captured else ""
 
     def _signature(self) -> str:
@@ -315,6 +362,9 @@ class State:
         self._looked = False
         self._accelerators = None
         self._go_back()
+        if self._shards is not None:
+            self._agree_on_shards()
+            return
         whole = self._steps_since == 0 and not self._captured
         mine = {"commits": self._commits, "whole": whole, "connected": self._connected, "signature": self._signature()}
         everyone: List[Any] = [None] * dist.get_world_size()
@@ -337,6 +387,21 @@ class State:
         self._connected = True
         if _runs_ahead(None) and self._rounds is not None and self._rounds.recovering:
             self._first = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters()]
+
+    def _agree_on_shards(self) -> None:
+        from ._shards import ShardsLost
+
+        assert self._rounds is not None
+        try:
+            agreed = self._shards.agree(self._connected, self._rounds._timeout)
+        except ShardsLost:
+            self._rounds._say(False)  # or ddprun replaces the ranks that this ends one by one
+            raise
+        if agreed is not None:
+            self._commits, values = agreed
+            vars(self).update(values)
+            self._keep()
+        self._connected = True
 
 
 def run(
@@ -377,9 +442,13 @@ def run(
                         if not rounds.next():
                             raise
                         traceback.clear_frames(error.__traceback__)  # or what they made for the group would live on
+                        if state._shards is not None:
+                            state._shards.leave()
                     gc.collect()
             finally:
                 state._rounds = state._first = None
+                if state._shards is not None:
+                    state._shards.leave()
                 if rounds is not None:
                     rounds.end()
                 if not frozen:
