@@ -31,6 +31,7 @@ Several nodes: start one ddprun on each; under srun no flag is needed
 
 Where they run
   --numa-binding node|socket|exclusive|core-complex   bind each worker to CPUs, near its GPU if it has one
+  --gpus 0,2-3|UUID,...            the GPUs of this node's workers, in this order [all that are visible]
   --virtual-local-rank             each worker sees only its own GPU, and has LOCAL_RANK 0
 
 Output

@@ -57,7 +57,8 @@ void check_agreement(const MpiTask& task, const EnvLookup& environment) {
 void check_layout(const MpiTask& task) {
   const int first = task.task - task.node_task;  // of its node
   if (first >= 0 && first % task.node_tasks == 0 && task.tasks % task.node_tasks == 0) return;
-  throw UsageError(std::string(task.launcher->task) + ": expected as many tasks on each node, numbered node by " +
+  throw UsageError(std::string(task.launcher->task) +
+                   ": expected as many tasks on each node, numbered node by " +
                    "node, or one task on each; got task " + std::to_string(task.task) + " of " +
                    std::to_string(task.tasks) + ", number " + std::to_string(task.node_task) + " of the " +
                    std::to_string(task.node_tasks) + " on its node");
@@ -107,7 +108,8 @@ NamedHost first_host(const MpiTask& task, const EnvLookup& environment) {
 }
 
 [[noreturn]] void reject_host(const MpiTask& task, const std::string& why) {
-  throw UsageError(shown_tasks(task) + ", " + why + ": add --master-addr=HOST or --rdzv-endpoint=HOST:PORT, " +
+  throw UsageError(shown_tasks(task) + ", " + why +
+                   ": add --master-addr=HOST or --rdzv-endpoint=HOST:PORT, " +
                    (task.task == 0 ? "such as --master-addr=" + host_name()
                                    : "with the host of task 0 (" + std::string(task.launcher->task) + ")"));
 }
@@ -130,7 +132,8 @@ std::optional<std::uint32_t> job_of(const MpiTask& task, const EnvLookup& enviro
 }
 
 void check_mpi_flags(const MpiTask& task, const settings::Values& values, const Options& options) {
-  const std::string expected = "one task a node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where " + shown_tasks(task);
+  const std::string expected =
+      "one task a node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where " + shown_tasks(task);
   if (options.nodes.spares > 0) values.reject("spares", "0, or " + expected);
   const WorkersWanted& wanted = options.nproc_per_node;
   if (wanted.kind != WorkersWanted::Kind::kCount || wanted.count != 1)
@@ -175,7 +178,8 @@ void apply_task(const MpiTask& task, const settings::Values& values, const EnvLo
                 std::vector<Endpoint> endpoints, int port, Options& options) {
   NodesOptions& nodes = options.nodes;
   if (endpoints.empty()) {
-    const auto [host, source] = task.nodes() == 1 ? NamedHost("127.0.0.1", "") : first_host(task, environment);
+    const auto [host, source] =
+        task.nodes() == 1 ? NamedHost("127.0.0.1", "") : first_host(task, environment);
     if (host.empty()) reject_host(task, "but no variable says where task 0 runs");
     if (task.task == 0 && !leads_to_this_host(host))
       reject_host(task, "and task 0 does not run on " + single_quoted(host) + " (" + source + ")");

@@ -52,7 +52,8 @@ const char* set_variable(const TaskLauncher& launcher, const EnvLookup& environm
   const std::string_view own = launcher.task;
   for (const char* name : {launcher.task, launcher.tasks, launcher.node_task, launcher.node_tasks})
     // PMI_SIZE alone says nothing of PALS.
-    if (name != nullptr && own.starts_with(std::string_view(name).substr(0, 4)) && environment(name)) return name;
+    if (name != nullptr && own.starts_with(std::string_view(name).substr(0, 4)) && environment(name))
+      return name;
   return nullptr;
 }
 

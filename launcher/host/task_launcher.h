@@ -1,5 +1,5 @@
-// What starts the tasks of a parallel job on its nodes and tells each its place by variables: the launchers of MPI
-// programs, and what replaces them. Slurm's srun, which tells more, is in cli/slurm.cpp.
+// What starts the tasks of a parallel job on its nodes and tells each its place by variables: the launchers
+// of MPI programs, and what replaces them. Slurm's srun, which tells more, is in cli/slurm.cpp.
 #pragma once
 
 #include <string>
@@ -42,7 +42,8 @@ inline constexpr const char* kTaskSetter = "(launcher of the tasks)";
 
 /// The environment without variables that only seem to say this process's place:
 ///
-/// - a launcher's, if a batch system's daemon has set them, which had them from the job that submitted this one;
+/// - a launcher's, if a batch system's daemon has set them, which had them from the job that submitted this
+/// one;
 /// - a launcher's, if an MPI program of its tasks has started this process, for itself;
 /// - SLURM_STEP_ID, if the launcher itself runs in that step, as Open MPI's daemons do.
 EnvLookup task_environment(const EnvLookup& environment);

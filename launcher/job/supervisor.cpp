@@ -309,7 +309,8 @@ std::vector<UniqueFd> state_memory(const Options& options, int workers) {
 RunResult run_recorded(asio::io_context& io, Console& console, const Options& options,
                        const std::vector<std::string>& environment, const std::string& job_id,
                        const JobClock& clock, JobRecord& record) {
-  const Topology topology = detect_topology(wanted_gpus(options));
+  Topology topology = detect_topology(wanted_gpus(options));
+  choose_gpus(options, topology);
   warn_about_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
   const Placement placement = place_workers(options, topology, workers);

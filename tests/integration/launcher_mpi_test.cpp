@@ -1,5 +1,5 @@
-// ddprun under the real mpiexec of MPICH and mpirun of Open MPI, on this host. tests/launcher/cli/mpi_test.cpp has
-// the other launchers.
+// ddprun under the real mpiexec of MPICH and mpirun of Open MPI, on this host.
+// tests/launcher/cli/mpi_test.cpp has the other launchers.
 #include <cstdlib>
 
 #include "tests/integration/job.h"
@@ -8,7 +8,8 @@ namespace ddprun::test {
 namespace {
 
 constexpr const char* kShow =
-    "echo rank=$RANK of=$WORLD_SIZE local=$LOCAL_RANK of=$LOCAL_WORLD_SIZE group=$GROUP_RANK of=$GROUP_WORLD_SIZE.";
+    "echo rank=$RANK of=$WORLD_SIZE local=$LOCAL_RANK of=$LOCAL_WORLD_SIZE group=$GROUP_RANK "
+    "of=$GROUP_WORLD_SIZE.";
 
 /// mpiexec, or mpirun, that is installed with this name.
 std::vector<std::string> launcher(const std::string& name) {
@@ -40,8 +41,9 @@ TEST_CASE("two hosts of mpiexec are two nodes of one job once a flag says which 
   const std::vector<std::string> hosts = {"-hosts", "127.0.0.1,127.0.0.2", "-n", "2"};
   const Finished unknown(tasks("mpiexec.mpich", hosts, "exec $DDPRUN true"));
   CHECK_FALSE(unknown.status.success());
-  CHECK_THAT(unknown.err, ContainsSubstring("mpiexec (MPICH, Intel MPI) starts 2 tasks on 2 nodes (PMI_SIZE), but no "
-                                            "variable says where task 0 runs: add --master-addr="));
+  CHECK_THAT(unknown.err,
+             ContainsSubstring("mpiexec (MPICH, Intel MPI) starts 2 tasks on 2 nodes (PMI_SIZE), but no "
+                               "variable says where task 0 runs: add --master-addr="));
   const Finished run(tasks("mpiexec.mpich", hosts,
                            "exec $DDPRUN --nproc-per-node=2 --master-addr=127.0.0.1 sh -c \"$SHOW\""));
   INFO(run.err);
@@ -63,8 +65,7 @@ TEST_CASE("two jobs of mpiexec on one host at once do not meet", "[mpi]") {
 
 TEST_CASE("a failure in one task of mpiexec ends all with its code", "[mpi]") {
   const std::string name = GENERATE("mpiexec.mpich", "mpirun.openmpi");
-  const Finished run(
-      tasks(name, {"-n", "2"}, "exec $DDPRUN sh -c '[ $RANK = 1 ] && exit 7; sleep 1000'"));
+  const Finished run(tasks(name, {"-n", "2"}, "exec $DDPRUN sh -c '[ $RANK = 1 ] && exit 7; sleep 1000'"));
   CHECK(run.status == ExitStatus::exited(7));
   CHECK_THAT(run.err, ContainsSubstring("exit code 7"));
 }
@@ -94,7 +95,8 @@ TEST_CASE("a ddprun that an MPI program of the tasks starts is a job of its own"
 TEST_CASE("what a batch job has inherited from a task of mpiexec is not its own", "[mpi]") {
   const TempDir folder;
   std::filesystem::create_symlink("/bin/sh", folder.path() / "slurmstepd");
-  Command command{{folder.path() / "slurmstepd", "-c", "env PMI_SIZE=2 PMI_RANK=1 MPI_LOCALNRANKS=1 MPI_LOCALRANKID=0 $DDPRUN --dry-run true; :"},
+  Command command{{folder.path() / "slurmstepd", "-c",
+                   "env PMI_SIZE=2 PMI_RANK=1 MPI_LOCALNRANKS=1 MPI_LOCALRANKID=0 $DDPRUN --dry-run true; :"},
                   {{"DDPRUN", DDPRUN_PROGRAM}}};
   CHECK_THAT(Finished(command).out, ContainsSubstring(" WORLD_SIZE=1"));
   // Below a step of Slurm's, such as that of Open MPI's own daemons, its tasks are mpirun's.

@@ -1,5 +1,5 @@
-// The launchers of MPI programs, by the variables that their documentation names. launcher_mpi_test.cpp tries real
-// ones.
+// The launchers of MPI programs, by the variables that their documentation names. launcher_mpi_test.cpp tries
+// real ones.
 #include <map>
 
 #include <ddprun/common/errors.h>
@@ -30,21 +30,22 @@ MpiVariables with(MpiVariables variables, const MpiVariables& more) {
 /// Task 1 of two, on a node of its own.
 const MpiVariables kHydra = {
     {"PMI_SIZE", "2"}, {"PMI_RANK", "1"}, {"MPI_LOCALNRANKS", "1"}, {"MPI_LOCALRANKID", "0"}};
-const MpiVariables kOpenMpi = {{"OMPI_COMM_WORLD_SIZE", "2"},
-                               {"OMPI_COMM_WORLD_RANK", "1"},
-                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
-                               {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-                               {"PMIX_NAMESPACE", "1552285697"},
-                               {"OMPI_MCA_orte_hnp_uri", "1.0;tcp://10.9.0.1,10.8.0.1:56639;tcp6://[fd00::2]:5"}};
+const MpiVariables kOpenMpi = {
+    {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_RANK", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+    {"PMIX_NAMESPACE", "1552285697"},
+    {"OMPI_MCA_orte_hnp_uri", "1.0;tcp://10.9.0.1,10.8.0.1:56639;tcp6://[fd00::2]:5"}};
 const MpiVariables kOpenMpi5 = {{"OMPI_COMM_WORLD_SIZE", "2"},
                                 {"OMPI_COMM_WORLD_RANK", "1"},
                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                                 {"PMIX_NAMESPACE", "prterun-gpu-node-7-4242@1"}};
-const MpiVariables kPals = {{"PALS_RANKID", "1"},     {"PALS_LOCAL_RANKID", "0"}, {"PALS_LOCAL_SIZE", "1"},
-                            {"PALS_APID", "f00-1"},   {"PMI_RANK", "1"},          {"PMI_SIZE", "2"},
+const MpiVariables kPals = {{"PALS_RANKID", "1"},   {"PALS_LOCAL_RANKID", "0"}, {"PALS_LOCAL_SIZE", "1"},
+                            {"PALS_APID", "f00-1"}, {"PMI_RANK", "1"},          {"PMI_SIZE", "2"},
                             {"PMI_LOCAL_RANK", "0"}};
-const MpiVariables kFlux = {{"FLUX_TASK_RANK", "1"},  {"FLUX_JOB_SIZE", "2"}, {"FLUX_TASK_LOCAL_ID", "0"},
+const MpiVariables kFlux = {{"FLUX_TASK_RANK", "1"},  {"FLUX_JOB_SIZE", "2"},  {"FLUX_TASK_LOCAL_ID", "0"},
                             {"FLUX_JOB_NNODES", "2"}, {"FLUX_JOB_ID", "4277"}, {"PMI_RANK", "1"},
                             {"PMI_SIZE", "2"}};
 const MpiVariables kJsrun = {{"JSM_NAMESPACE_RANK", "1"},
@@ -87,10 +88,11 @@ TEST_CASE("the first host of a PBS job is in its file", "[mpi]") {
 
 TEST_CASE("where no variable names the first host, flags do", "[mpi]") {
   const MpiVariables variables = GENERATE(values({kHydra, kFlux, kPals}));
-  CHECK_THROWS_WITH(parse_task({}, variables),
-                    ContainsSubstring(" starts 2 tasks on 2 nodes (") &&
-                        ContainsSubstring("), but no variable says where task 0 runs: add --master-addr=HOST or "
-                                          "--rdzv-endpoint=HOST:PORT, with the host of task 0 ("));
+  CHECK_THROWS_WITH(
+      parse_task({}, variables),
+      ContainsSubstring(" starts 2 tasks on 2 nodes (") &&
+          ContainsSubstring("), but no variable says where task 0 runs: add --master-addr=HOST or "
+                            "--rdzv-endpoint=HOST:PORT, with the host of task 0 ("));
   const NodesOptions nodes = parse_task({"--master-addr=n1"}, variables).nodes;
   CHECK(nodes.endpoint.host == "n1");
   CHECK(nodes.node_rank == 1);
@@ -103,17 +105,21 @@ TEST_CASE("where no variable names the first host, flags do", "[mpi]") {
 TEST_CASE("task 0 says when it does not run where the variables say", "[mpi]") {
   CHECK_THROWS_WITH(
       parse_task({}, with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}})),
-      ContainsSubstring("and task 0 does not run on '10.9.0.1' (OMPI_MCA_orte_hnp_uri): add --master-addr=HOST or "
-                        "--rdzv-endpoint=HOST:PORT, such as --master-addr="));
+      ContainsSubstring(
+          "and task 0 does not run on '10.9.0.1' (OMPI_MCA_orte_hnp_uri): add --master-addr=HOST or "
+          "--rdzv-endpoint=HOST:PORT, such as --master-addr="));
 }
 
 TEST_CASE("jobs at the same time meet at different ports, and the tasks of one at one", "[mpi]") {
-  const auto port = [](const MpiVariables& variables) { return parse_task({}, variables).nodes.endpoint.port; };
+  const auto port = [](const MpiVariables& variables) {
+    return parse_task({}, variables).nodes.endpoint.port;
+  };
   const MpiVariables other = with(kOpenMpi, {{"PMIX_NAMESPACE", "1552285698"}});
   CHECK(port(kOpenMpi) != port(other));
   CHECK(parse_task({}, kOpenMpi).run_id != parse_task({}, other).run_id);
   CHECK(port(kOpenMpi) == port(with(kOpenMpi, {{"HOME", "/"}})));
-  CHECK(parse_task({"--master-addr=n1"}, kHydra).nodes.endpoint.port == 29400);  // nothing tells its jobs apart
+  CHECK(parse_task({"--master-addr=n1"}, kHydra).nodes.endpoint.port ==
+        29400);  // nothing tells its jobs apart
 }
 
 /// Task 3 of four on two nodes.
@@ -131,16 +137,21 @@ TEST_CASE("several tasks of mpirun on a node are its workers", "[mpi]") {
   CHECK(nodes.group_rank == 1);
   CHECK(nodes.group_world_size == 2);
   for (const char* flag : {"--nproc-per-node=2", "--virtual-local-rank", "--numa-binding=node", "--spares=1"})
-    CHECK_THROWS_WITH(parse_task({flag}, kFourTasks),
-                      ContainsSubstring("one task a node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where mpirun "
-                                        "(Open MPI) starts 4 tasks on 2 nodes (OMPI_COMM_WORLD_SIZE)"));
-  const MpiVariables flux = with(
-      kFlux, {{"FLUX_JOB_SIZE", "4"}, {"FLUX_TASK_RANK", "3"}, {"FLUX_TASK_LOCAL_ID", "1"}, {"PMI_SIZE", "4"}, {"PMI_RANK", "3"}});
+    CHECK_THROWS_WITH(
+        parse_task({flag}, kFourTasks),
+        ContainsSubstring("one task a node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where mpirun "
+                          "(Open MPI) starts 4 tasks on 2 nodes (OMPI_COMM_WORLD_SIZE)"));
+  const MpiVariables flux = with(kFlux, {{"FLUX_JOB_SIZE", "4"},
+                                         {"FLUX_TASK_RANK", "3"},
+                                         {"FLUX_TASK_LOCAL_ID", "1"},
+                                         {"PMI_SIZE", "4"},
+                                         {"PMI_RANK", "3"}});
   CHECK(parse_task({"--master-addr=n1"}, flux).nodes.local_world_size == 2);
 }
 
 TEST_CASE("all tasks on one node meet there", "[mpi]") {
-  const NodesOptions nodes = parse_task({}, with(kHydra, {{"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"}})).nodes;
+  const NodesOptions nodes =
+      parse_task({}, with(kHydra, {{"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"}})).nodes;
   CHECK(nodes.endpoint.host == "127.0.0.1");
   CHECK(nodes.group_world_size == 1);
 }
@@ -148,26 +159,30 @@ TEST_CASE("all tasks on one node meet there", "[mpi]") {
 TEST_CASE("tasks that are dealt out to the nodes in turn, or not evenly, are refused", "[mpi]") {
   const auto [task, node_task, node_tasks] = GENERATE(table<const char*, const char*, const char*>(
       {{"1", "0", "2"}, {"2", "1", "2"}, {"1", "1", "3"}, {"0", "2", "3"}}));
-  CHECK_THROWS_WITH(parse_task({}, with(kFourTasks, {{"OMPI_COMM_WORLD_RANK", task},
-                                                     {"OMPI_COMM_WORLD_LOCAL_RANK", node_task},
-                                                     {"OMPI_COMM_WORLD_LOCAL_SIZE", node_tasks}})),
-                    ContainsSubstring("OMPI_COMM_WORLD_RANK: expected as many tasks on each node, numbered node by "
-                                      "node, or one task on each; got task "));
+  CHECK_THROWS_WITH(
+      parse_task({}, with(kFourTasks, {{"OMPI_COMM_WORLD_RANK", task},
+                                       {"OMPI_COMM_WORLD_LOCAL_RANK", node_task},
+                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", node_tasks}})),
+      ContainsSubstring("OMPI_COMM_WORLD_RANK: expected as many tasks on each node, numbered node by "
+                        "node, or one task on each; got task "));
 }
 
 TEST_CASE("a launcher's variable that is missing or makes no sense is named", "[mpi]") {
-  const std::string name = GENERATE(values<std::string>(
-      {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}));
+  const std::string name =
+      GENERATE(values<std::string>({"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
+                                    "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}));
   MpiVariables variables = kOpenMpi;
   variables.erase(name);
-  CHECK_THROWS_WITH(parse_task({}, variables),
-                    ContainsSubstring(name + ": expected a number from ") &&
-                        ContainsSubstring(" under mpirun (Open MPI), got no such variable; OMPI_COMM_WORLD_") &&
-                        ContainsSubstring(" is set, but not " + name + ", which mpirun (Open MPI) sets, too; "
-                                                                       "for a job on this node alone: --standalone"));
+  CHECK_THROWS_WITH(
+      parse_task({}, variables),
+      ContainsSubstring(name + ": expected a number from ") &&
+          ContainsSubstring(" under mpirun (Open MPI), got no such variable; OMPI_COMM_WORLD_") &&
+          ContainsSubstring(" is set, but not " + name +
+                            ", which mpirun (Open MPI) sets, too; "
+                            "for a job on this node alone: --standalone"));
   variables[name] = "x";
-  CHECK_THROWS_WITH(parse_task({}, variables), ContainsSubstring(name + ": expected a number from ") &&
-                                                   ContainsSubstring("got 'x'"));
+  CHECK_THROWS_WITH(parse_task({}, variables),
+                    ContainsSubstring(name + ": expected a number from ") && ContainsSubstring("got 'x'"));
 }
 
 TEST_CASE("one task is a job on one node", "[mpi]") {
@@ -197,11 +212,16 @@ TEST_CASE("with one task a node the last ones may stand by", "[mpi]") {
 
 TEST_CASE("srun's variables count where srun also sets an MPI launcher's, and two that differ are refused",
           "[mpi]") {
-  const MpiVariables step = {
-      {"SLURM_JOB_ID", "6"},         {"SLURM_STEP_ID", "3"},           {"SLURM_STEP_NUM_TASKS", "2"},
-      {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "n[1-2]"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-      {"SLURM_NODEID", "1"},         {"SLURM_LOCALID", "0"},            {"SLURM_PROCID", "1"},
-      {"SLURMD_NODENAME", "n2"}};
+  const MpiVariables step = {{"SLURM_JOB_ID", "6"},
+                             {"SLURM_STEP_ID", "3"},
+                             {"SLURM_STEP_NUM_TASKS", "2"},
+                             {"SLURM_STEP_NUM_NODES", "2"},
+                             {"SLURM_STEP_NODELIST", "n[1-2]"},
+                             {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                             {"SLURM_NODEID", "1"},
+                             {"SLURM_LOCALID", "0"},
+                             {"SLURM_PROCID", "1"},
+                             {"SLURMD_NODENAME", "n2"}};
   const Options options = parse_task({}, with(step, {{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}));
   CHECK(options.run_id == "slurm-6.3");
   CHECK_THROWS_WITH(parse_task({}, with(step, {{"PMI_SIZE", "3"}, {"PMI_RANK", "1"}})),
