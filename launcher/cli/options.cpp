@@ -193,6 +193,7 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
       settings::seconds("restart-window", options.restart.window, seconds_above_0()),
       raw("restart-on-codes"),
+      settings::integer("max-stalled-restarts", options.restart.max_stalled, 1, 1000, ""),
       settings::choice<Recover>("recover", options.recover,
                                 {{"all", Recover::kAll}, {"rank", Recover::kRank}}),
       settings::integer("standby", options.standby, 0, 1024, ""),
@@ -465,6 +466,8 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
         parse_restart_codes(values.text("restart-on-codes"), values.source("restart-on-codes"));
   read_nodes(values, environment, options);
   note_recover(options);
+  if (values.given("max-stalled-restarts") && options.restart.max_restarts == 0)
+    options.notes.emplace_back("--max-stalled-restarts has no effect without --max-restarts");
   protect_metrics(values, environment, options);
   settle_signals(values, options);
   read_output(values, options.output);

@@ -95,13 +95,18 @@ class SingleNode : public Supervisor {
       const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(held));
       number = attempt.round.number;
       co_await report_attempt(job_, attempt, oom_, record_);
-      const Decision decision =
+      Decision decision =
           decide(restarts, attempt.outcome, restarts_used_, attempt.end - attempt.round_start);
+      if (decision.restart) stalls_.add(number, attempt.reached, describe_end(attempt));
+      const bool stalled = decision.restart && stalls_.ends_job(restarts);
+      if (stalled) decision.restart = false, decision.reason = stalls_.reason();
       if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
         co_return RunResult::by_signal(received->signal);
       if (!decision.restart || !attempt.user_signals.empty()) {
         if (restarts.max_restarts > 0 && decision.exit_code != 0)
           log_warning("not restarted: " + (decision.restart ? "a signal ends the job" : decision.reason));
+        if (stalled)
+          for (const std::string& line : stalls_.report()) log_warning(line);
         co_return RunResult{decision.exit_code, std::nullopt};
       }
       log_warning("restarting all workers" +
@@ -150,6 +155,7 @@ class SingleNode : public Supervisor {
   Job& job_;
   JobRecord& record_;
   OomWatch oom_;
+  StallWatch stalls_;
   int restarts_used_ = 0;
 };
 

@@ -34,6 +34,7 @@ std::vector<NodeMessage> node_messages() {
           Failed{2, WorkerFailed{ExitStatus::killed(9)}, "killed", true},
           Succeeded{1'000'000'000},
           Ended{1},
+          Ended{1, {2, 300, true}},
           Leave{2},
           Summary{3, R"({"rank": 4, "state": "running"})"},
           Beat{},
