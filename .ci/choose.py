@@ -46,10 +46,10 @@ TRAINING = r"integration/(?!launcher_)|worker/"
 WORKER = r"worker/(?:.*/)?"
 FRAMEWORKS = r"python_(accelerate|lightning|transformers)$"
 ROOMS = [
-    (r"launcher/cli/|common/settings/", [r"integration/launcher_(test|output|inherited)", r"network/readme", r"slurm_nodes$", r"package_flags$"]),
+    (r"launcher/cli/|common/settings/", [r"integration/launcher_(test|output|inherited|mpi)", r"network/readme", r"slurm_nodes$", r"package_flags$"]),
     (r"common/settings/", [r"integration/command_line"]),
     (r"launcher/plan/|common/worker_env", [r"integration/launcher_(worker_view|gpus|output|inherited|test)"]),
-    (r"launcher/host/|common/nvml", [r"integration/launcher_(gpus|worker_view|strays|inherited)"]),
+    (r"launcher/host/|common/nvml", [r"integration/launcher_(gpus|worker_view|strays|inherited|mpi)"]),
     (r"launcher/events/", [r"integration/launcher_(signals|ending|stalled|restarts)", r"prometheus$"]),
     (r"launcher/workers/|common/recovery", [r"integration/launcher_(signals|strays|ending|restarts|recover|faults)"]),
     (r"launcher/status/|common/status", [r"integration/launcher_(status|ctl)", r"report_error/report_status", r"prometheus$", r"top$"]),

@@ -9,6 +9,7 @@
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
 #include "launcher/host/processes.h"
+#include "launcher/host/task_launcher.h"
 #include "launcher/job/supervisor.h"
 
 using namespace ddprun;
@@ -19,7 +20,8 @@ int main(int argc, char** argv) {
   configure_logging("ddprun");
   try {
     leave_init_process();
-    const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
+    const Options options =
+        parse_options({argv + (argc > 0 ? 1 : 0), argv + argc}, task_environment(process_env));
     if (options.help) settings::print_help(help_text());
     if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");
     write_stdout(options.completion);

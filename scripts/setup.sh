@@ -3,7 +3,7 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, Prometheus, tmux
+#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Prometheus, tmux
 #                  and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder, and
 #                  fetch the newest PyTorch that some of them run with, too
@@ -82,6 +82,11 @@ setup_slurm() {
   if is_installed slurm-wlm && is_installed munge; then return; fi
   apt-cache show slurm-wlm >/dev/null 2>&1 || as_root apt-get update >&2 || true
   install_packages slurm-wlm munge || say "warning: could not install slurm-wlm and munge; the tests of Slurm will be skipped"
+}
+
+# Likewise. (openmpi-bin, for the tests with its mpirun, is not among them.)
+setup_mpi() {
+  command -v mpiexec.mpich >/dev/null || install_packages mpich || say "warning: could not install mpich; tests of mpiexec will be skipped"
 }
 
 # Likewise, for scripts/docs.sh.
@@ -229,6 +234,7 @@ setup_python() {
 
 setup_packages
 [ "$dev" = no ] || setup_slurm
+[ "$dev" = no ] || setup_mpi
 [ "$dev" = no ] || setup_prometheus
 [ "$dev" = no ] || setup_browser
 [ "$dev" = no ] || setup_doxygen

@@ -213,7 +213,8 @@ void read_dynamic(const settings::Values& values, Options& options) {
 }
 
 void read_several(const settings::Values& values, const EnvLookup& environment,
-                  const std::optional<SlurmStep>& step, Options& options) {
+                  const std::optional<SlurmStep>& step, const std::optional<MpiTask>& task,
+                  Options& options) {
   NodesOptions& nodes = options.nodes;
   read_conf(values, options);
   values.read("local-addr", "a host's name or address", parse_host, nodes.local_addr);
@@ -224,6 +225,10 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
   nodes.token = read_token(values, environment);
   if (step) return apply_step(*step, values, options);
+  if (task) {
+    const int port = task->job ? derived_port(*task->job) : kDynamicPort;
+    return apply_task(*task, values, environment, read_endpoints(values, port), port, options);
+  }
   if (options.run_id.empty()) options.run_id = kDefaultRunId;
   if (wants_file_store(values))
     throw UsageError(values.source("rdzv-conf") +
@@ -262,8 +267,14 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   values.read("nnodes", "N or MIN:MAX with 1 <= MIN <= MAX <= " + std::to_string(kMaxNodes),
               parse_node_counts, counts);
   const bool standalone = values.is_true("standalone");
-  const auto step = job_step(values, environment);
-  if (step) {
+  const auto task = mpi_task(values, environment);
+  const auto step = task ? std::nullopt : job_step(values, environment);
+  if (task) {
+    if (task->tasks - nodes.spares < 2)
+      values.reject("spares", "at most " + std::to_string(task->tasks - 2) + " of " +
+                                  std::to_string(task->tasks) + " tasks (" + task->launcher->tasks + ")");
+    counts = {task->tasks - nodes.spares, task->tasks - nodes.spares};
+  } else if (step) {
     if (nodes.spares > 0) check_spares(*step, values, nodes.spares);
     counts = {step->tasks - nodes.spares, step->tasks - nodes.spares};
   }
@@ -271,7 +282,7 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   if (!standalone && values.given("rdzv-backend") && values.text("rdzv-backend") != "c10d" &&
       values.text("rdzv-backend") != "static")
     values.reject("rdzv-backend", "c10d or static");
-  if (nodes.several()) return read_several(values, environment, step, options);
+  if (nodes.several()) return read_several(values, environment, step, task, options);
   check_single_node(values, wants_file_store(values));
   if (!standalone) nodes.endpoint.host = own_name(values);
   note_single_node(values, options.notes);

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/host/task_launcher.h"
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/endpoint.h"
 
@@ -32,7 +34,7 @@ struct NodesOptions : MeetingRules {
   std::string local_addr;               ///< where other nodes reach this one; empty: detected
   std::string token;                    ///< empty: none
   bool token_is_derived = false;        ///< from Slurm's variables: prevents mistakes, not attacks
-  int first_local_rank = 0;             ///< Slurm, several tasks per node: this task's local rank
+  int first_local_rank = 0;             ///< several tasks per node, as with srun: this task's local rank
   std::optional<int> local_world_size;  ///< also the number of tasks on this node
   std::optional<int> group_rank, group_world_size;  ///< also the node's index and count, for GROUP_RANK
   bool several() const { return max_nodes > 1; }
@@ -51,9 +53,9 @@ constexpr int kMaxNodes = 100'000;
 /// The bounds for a flag's time, such as --timeout's.
 settings::Range seconds_from(int low);
 
-/// Reads how many nodes there are and how they find each other, from flags or else from Slurm's variables,
-/// into options.nodes, master_port, run_id and notes. Call it after values.apply(). throws UsageError;
-/// IoError for --token-file
+/// Reads how many nodes there are and how they find each other, from flags or else from the variables of srun
+/// or mpiexec, into options.nodes, master_port, run_id and notes. Call it after values.apply(). throws
+/// UsageError; IoError for --token-file
 void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 
 /// The secret that a job's nodes share: from --token-file, else DDPRUN_TOKEN; empty: none.
@@ -85,6 +87,44 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
 /// Sets the options as flags would for this task of the step.
 /// throws UsageError if flags contradict the step
 void apply_step(const SlurmStep& step, const settings::Values& values, Options& options);
+
+/// What sets variables that belong together, for messages.
+struct VariableSetter {
+  std::string where;   ///< "in a Slurm job step"
+  std::string name;    ///< "srun"
+  std::string marker;  ///< the variable that shows that it has
+  std::vector<const char*> variables;
+};
+
+/// throws UsageError, which names the variables that are missing if this one is
+[[noreturn]] void reject_variable(const std::string& name, const std::string& expected,
+                                  const VariableSetter& setter, const EnvLookup& environment);
+
+/// The port where the nodes of a job with this number meet.
+int derived_port(std::uint64_t number);
+
+/// This process's place among the tasks that mpiexec, or another such launcher, has started.
+struct MpiTask {
+  const TaskLauncher* launcher = nullptr;
+  int tasks = 1;
+  int task = 0;                      ///< this task's number
+  int node_tasks = 1;                ///< on each node
+  int node_task = 0;                 ///< this task's number on its node
+  std::optional<std::uint32_t> job;  ///< another number in another job; nullopt: unknown
+  int nodes() const { return tasks / node_tasks; }
+};
+
+/// nullopt: there is no such launcher, or it has started one task; flags name the nodes; it is srun, and
+/// slurm_step() tells more; or another ddprun has started this one.
+/// throws UsageError naming the variable that is missing, wrong or contradicts another
+std::optional<MpiTask> mpi_task(const settings::Values& values, const EnvLookup& environment);
+
+/// Sets the options as flags would for this task.
+///
+/// endpoints   that flags give; none: from variables, with this port
+/// throws      UsageError if flags contradict them, or none says where task 0 runs
+void apply_task(const MpiTask& task, const settings::Values& values, const EnvLookup& environment,
+                std::vector<Endpoint> endpoints, int port, Options& options);
 
 /// throws  UsageError if the step has not that many nodes beside the job's two
 void check_spares(const SlurmStep& step, const settings::Values& values, int spares);

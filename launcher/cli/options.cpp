@@ -69,6 +69,26 @@ std::optional<std::vector<std::string>> parse_modules(const std::string& text) {
   return modules;
 }
 
+/// "0,2-3,GPU-1b2c"
+std::optional<std::vector<std::string>> parse_gpus(const std::string& text) {
+  constexpr int kMostGpus = 1024;
+  std::vector<std::string> gpus;
+  for (const std::string& word : split(text, ',')) {
+    if (word.starts_with("GPU-") || word.starts_with("MIG-")) {
+      gpus.push_back(word);
+      continue;
+    }
+    const auto dash = word.find('-');
+    const auto first = parse_integer(word.substr(0, dash), 0, kMostGpus - 1);
+    const auto last =
+        dash == std::string::npos ? first : parse_integer(word.substr(dash + 1), 0, kMostGpus - 1);
+    if (!first || !last || *first > *last) return {};
+    for (int gpu = *first; gpu <= *last; ++gpu) gpus.push_back(std::to_string(gpu));
+    if (gpus.size() > kMostGpus) return {};
+  }
+  return gpus;
+}
+
 std::optional<NumaBinding> parse_numa_binding(const std::string& text) {
   for (std::size_t i = 0; i < kNumaBindings.size(); ++i)
     if (text == kNumaBindings[i]) return static_cast<NumaBinding>(i);
@@ -164,6 +184,8 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("last-call", nodes.last_call, seconds_from(0)),
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
+      parsed("gpus", options.gpus, parse_gpus,
+             "numbers of GPUs, ranges or UUIDs (GPU-..., MIG-...), such as 0,2-3"),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
       boolean("signal-group", options.signal_group),
       settings::seconds("timeout", options.timeout, seconds_above_0()),
@@ -171,6 +193,7 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
       settings::seconds("restart-window", options.restart.window, seconds_above_0()),
       raw("restart-on-codes"),
+      settings::integer("max-stalled-restarts", options.restart.max_stalled, 1, 1000, ""),
       settings::choice<Recover>("recover", options.recover,
                                 {{"all", Recover::kAll}, {"rank", Recover::kRank}}),
       settings::integer("standby", options.standby, 0, 1024, ""),
@@ -443,6 +466,8 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
         parse_restart_codes(values.text("restart-on-codes"), values.source("restart-on-codes"));
   read_nodes(values, environment, options);
   note_recover(options);
+  if (values.given("max-stalled-restarts") && options.restart.max_restarts == 0)
+    options.notes.emplace_back("--max-stalled-restarts has no effect without --max-restarts");
   protect_metrics(values, environment, options);
   settle_signals(values, options);
   read_output(values, options.output);

@@ -91,6 +91,7 @@ struct Options {
   std::optional<Endpoint> metrics;                 ///< --metrics-port: an address; port 0 means a free one
   std::string metrics_token;                       ///< required by it; empty: none
   std::optional<NumaBinding> numa_binding;
+  std::vector<std::string> gpus;  ///< --gpus, without ranges; empty: all that are visible
   bool virtual_local_rank = false;
   bool dry_run = false;     ///< show what would start, then exit
   bool show_ranks = false;  ///< a line for each worker that starts

@@ -107,7 +107,7 @@ constexpr std::int64_t kLastId = 0xfffffffe;
 constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 
 /// Below the kernel's ephemeral ports, and below torchrun's defaults.
-constexpr int kFirstPort = 20000, kPorts = 9000;
+constexpr int kFirstDerivedPort = 20000, kDerivedPorts = 9000;
 
 constexpr const char* kStepVariables[] = {
     "SLURM_JOB_ID",        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
@@ -115,20 +115,12 @@ constexpr const char* kStepVariables[] = {
     "SLURM_NODEID",        "SLURM_LOCALID",        "SLURM_PROCID"};
 
 [[noreturn]] void reject(const std::string& name, const std::string& expected, const EnvLookup& environment) {
-  const auto value = environment(name);
-  std::vector<std::string> missing;
-  for (const char* variable : kStepVariables)
-    if (!environment(variable)) missing.emplace_back(variable);
-  constexpr std::size_t kShown = 3;
-  if (missing.size() > kShown + 1) {
-    const std::size_t more = missing.size() - kShown;
-    missing.resize(kShown);
-    missing.push_back(std::to_string(more) + " more");
-  }
-  throw UsageError(name + ": expected " + expected + " in a Slurm job step, got " +
-                   (value ? single_quoted(*value)
-                          : "no such variable; SLURM_STEP_ID is set, but not " + one_of(missing, "and") +
-                                ", which srun sets, too; for a job on this node alone: --standalone"));
+  reject_variable(name, expected,
+                  {"in a Slurm job step",
+                   "srun",
+                   "SLURM_STEP_ID",
+                   {std::begin(kStepVariables), std::end(kStepVariables)}},
+                  environment);
 }
 
 std::int64_t read_number(const EnvLookup& environment, const std::string& name, std::int64_t low,
@@ -239,6 +231,29 @@ std::optional<std::vector<int>> expand_counts(const std::string& text, std::size
   return numbers;
 }
 
+void reject_variable(const std::string& name, const std::string& expected, const VariableSetter& setter,
+                     const EnvLookup& environment) {
+  const auto value = environment(name);
+  std::vector<std::string> missing;
+  for (const char* variable : setter.variables)
+    if (!environment(variable)) missing.emplace_back(variable);
+  constexpr std::size_t kShown = 3;
+  if (missing.size() > kShown + 1) {
+    const std::size_t more = missing.size() - kShown;
+    missing.resize(kShown);
+    missing.push_back(std::to_string(more) + " more");
+  }
+  throw UsageError(name + ": expected " + expected + " " + setter.where + ", got " +
+                   (value ? single_quoted(*value)
+                          : "no such variable; " + setter.marker + " is set, but not " +
+                                one_of(missing, "and") + ", which " + setter.name +
+                                " sets, too; for a job on this node alone: --standalone"));
+}
+
+int derived_port(std::uint64_t number) {
+  return kFirstDerivedPort + static_cast<int>(number % kDerivedPorts);
+}
+
 std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
   const auto number = step_number(environment);
   if (!number) return {};
@@ -251,7 +266,7 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
   const auto job = read_number(environment, "SLURM_JOB_ID", 1, kLastId);
   step.id = std::to_string(job) + "." + std::to_string(*number);
   // Neighbouring jobs get ports far apart, so that their steps do not share one.
-  step.port = kFirstPort + static_cast<int>((job * 131 + *number) % kPorts);
+  step.port = derived_port(static_cast<std::uint64_t>(job * 131 + *number));
   read_nodes(environment, step);
   read_node_tasks(environment, step);
   step.task = static_cast<int>(read_number(environment, "SLURM_PROCID", 0, step.tasks - 1));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
@@ -87,6 +88,43 @@ Decision decide(const RestartSettings& settings, const AttemptEnd& end, int rest
   return {true, delay, n, exit_code,
           "restart " + std::to_string(n) + " of " + std::to_string(settings.max_restarts) +
               (delay.count() > 0 ? " in " + in_seconds(delay) : "")};
+}
+
+Reached furthest(const Reached& a, const Reached& b) {
+  Reached most = std::pair(a.epoch, a.step) < std::pair(b.epoch, b.step) ? b : a;
+  most.starts_over = a.starts_over || b.starts_over;
+  return most;
+}
+
+void StallWatch::add(int attempt, const Reached& reached, const std::string& end) {
+  const Reached most = furthest(best_, reached);
+  if (most.epoch != best_.epoch || most.step != best_.step) ends_.clear();
+  best_ = most;
+  ends_.push_back(
+      "attempt " + std::to_string(attempt) +
+      (reached.step < 0 ? ", without a step" : ", which came to step " + std::to_string(reached.step)) +
+      ": " + end);
+}
+
+bool StallWatch::ends_job(const RestartSettings& settings) const {
+  return settings.max_stalled > 0 && best_.step >= 0 && !best_.starts_over &&
+         ends_.size() > static_cast<std::size_t>(settings.max_stalled);
+}
+
+std::string StallWatch::reason() const {
+  const std::size_t restarts = ends_.size() - 1;
+  return std::to_string(restarts) + (restarts == 1 ? " restart" : " restarts in a row") +
+         " brought no step after step " + std::to_string(best_.step) + " (--max-stalled-restarts)";
+}
+
+std::vector<std::string> StallWatch::report() const {
+  constexpr std::size_t kShown = 10;
+  std::vector<std::string> lines = ends_;
+  if (lines.size() > kShown) {
+    lines[1] = std::to_string(lines.size() - kShown + 1) + " more attempts";
+    lines.erase(lines.begin() + 2, lines.end() - static_cast<std::ptrdiff_t>(kShown - 2));
+  }
+  return lines;
 }
 
 }  // namespace ddprun::launcher

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
@@ -76,6 +77,32 @@ struct RestartSettings {
   /// An attempt that runs this long resets budget and backoff. None: never.
   std::optional<std::chrono::milliseconds> window;
   RestartCodes codes;
+  int max_stalled = 0;  ///< --max-stalled-restarts; 0: no limit
+};
+
+/// How far an attempt's workers have come, as they have reported (docs/status.md).
+struct Reached {
+  std::int64_t epoch = 0, step = -1;  ///< -1: none
+  bool starts_over = false;           ///< steps were counted anew in the same epoch: they do not tell how far
+  bool operator==(const Reached&) const = default;
+};
+Reached furthest(const Reached& a, const Reached& b);
+
+/// --max-stalled-restarts: restarts in a row that have brought no new step. Programs that report no steps, or
+/// count them anew, are not judged.
+class StallWatch {
+ public:
+  /// A failed attempt, and what it died of, in one clause.
+  void add(int attempt, const Reached& reached, const std::string& end);
+  bool ends_job(const RestartSettings& settings) const;
+  /// "2 restarts in a row brought no step after step 41 (--max-stalled-restarts)"
+  std::string reason() const;
+  /// What each of these attempts died of: "attempt 0, which came to step 41: rank 0 failed: exit code 3".
+  std::vector<std::string> report() const;
+
+ private:
+  Reached best_;
+  std::vector<std::string> ends_;  ///< of the attempt that came furthest, and of those after it
 };
 
 /// What happens next: a restart, or the end of the job.

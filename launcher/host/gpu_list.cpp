@@ -48,11 +48,12 @@ bool is_same(const VisibleGpu& a, const VisibleGpu& b) {
   return a.gpu >= 0 && a.gpu == b.gpu && !a.is_mig() && !b.is_mig();
 }
 
-void add(std::vector<VisibleGpu>& list, VisibleGpu gpu, const std::string& value) {
+void add(std::vector<VisibleGpu>& list, VisibleGpu gpu, const std::string& value,
+         const std::string& source = kVariable) {
   for (const VisibleGpu& other : list)
     if (is_same(other, gpu))
-      throw UsageError(std::string(kVariable) + ": expected each GPU once, got '" + gpu.name + "' after '" +
-                       other.name + "' in '" + value + "'");
+      throw UsageError(source + ": expected each GPU once, got '" + gpu.name + "' after '" + other.name +
+                       "' in '" + value + "'");
   list.push_back(std::move(gpu));
 }
 
@@ -64,6 +65,19 @@ std::vector<VisibleGpu> as_written(const std::string& value) {
     add(list, {entry, -1}, value);
   }
   return list;
+}
+
+/// The visible GPU that an entry of --gpus names.
+std::optional<VisibleGpu> find_visible(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,
+                                       const std::string& entry) {
+  if (const auto index = parse_integer<std::size_t>(entry, 0, SIZE_MAX))
+    return *index < visible.size() ? std::optional(visible[*index]) : std::nullopt;
+  const bool mig = entry.starts_with("MIG-");
+  const auto gpu = mig ? find_mig(host, entry) : find_gpu(host, entry);
+  if (!gpu) return {};
+  for (const VisibleGpu& each : visible)
+    if (each.is_mig() ? each.name == entry : each.gpu == *gpu) return VisibleGpu{entry, *gpu};
+  return {};
 }
 
 std::string mebibytes(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
@@ -116,6 +130,22 @@ std::vector<VisibleGpu> visible_gpus(const std::vector<Gpu>& host,
     const auto gpu = mig ? find_mig(host, entry) : find_gpu(host, entry);
     if (!gpu && !mig) break;
     add(list, {entry, gpu.value_or(-1)}, *visible);
+  }
+  return list;
+}
+
+std::vector<VisibleGpu> chosen_gpus(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,
+                                    const std::vector<std::string>& entries) {
+  std::vector<VisibleGpu> list;
+  for (const std::string& entry : entries) {
+    const auto gpu = find_visible(host, visible, entry);
+    if (!gpu)
+      throw UsageError("--gpus: expected " +
+                       (visible.empty() ? std::string("nothing, for no GPU is visible")
+                                        : "numbers from 0 to " + std::to_string(visible.size() - 1) +
+                                              ", or UUIDs of visible GPUs") +
+                       ", got '" + printable(entry) + "'");
+    add(list, *gpu, joined(entries, ","), "--gpus");
   }
   return list;
 }

@@ -69,6 +69,13 @@ struct VisibleGpu {
 /// throws    UsageError if an entry is repeated: CUDA then sees no GPU at all
 std::vector<VisibleGpu> visible_gpus(const std::vector<Gpu>& host, const std::optional<std::string>& visible);
 
+/// --gpus: these of the visible GPUs, in this order.
+///
+/// entries   numbers, which count the visible GPUs as CUDA does, or UUIDs (or prefixes) of GPUs or MIG
+/// instances throws    UsageError if one is not visible, or is named twice
+std::vector<VisibleGpu> chosen_gpus(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,
+                                    const std::vector<std::string>& entries);
+
 /// The GPUs that a process given the whole list sees: CUDA stops at the first MIG instance, and shows only
 /// that one if it comes first.
 std::vector<VisibleGpu> gpus_of_one_process(const std::vector<VisibleGpu>& visible);

@@ -358,6 +358,7 @@ void keep_progress(Attempt& attempt, Parts& parts) {
   parts.statuses.read_now();
   for (std::size_t i = 0; i < parts.group.workers().size(); ++i) {
     const Progress& progress = parts.statuses.progress(i);
+    attempt.reached = furthest(attempt.reached, progress.reached());
     if (i > 0 && total(progress.latest().seconds) <= total(attempt.said.seconds)) continue;
     attempt.said = progress.latest();
     attempt.first_step = progress.first_step();

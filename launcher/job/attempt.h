@@ -49,6 +49,7 @@ struct Attempt {
   bool unannounced = false;  ///< --recover=rank: a worker has never said whether it can go on without another
   WorkerStatus said;         ///< last report of the worker on this node that accounts for most time
   std::optional<std::int64_t> first_step;  ///< reported by that worker
+  Reached reached;                         ///< by any worker on this node
 };
 
 /// A round in which only lost workers are restarted, and its master port if this node has rank 0.

@@ -212,7 +212,7 @@ class NodeSupervisor : public Supervisor {
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
       log_once(stop->reason, log_warning);
       if (stop->hands_over) membership_.take(*stop->hands_over, Clock::now());
-      link().send(Ended{stop->round});
+      link().send(Ended{stop->round, std::exchange(reached_, {})});
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
     }
@@ -347,6 +347,7 @@ class NodeSupervisor : public Supervisor {
     if (!record_.attempts.empty()) count_restart();
     std::optional<HeldPort> port = std::exchange(port_, std::nullopt);  // named: GCC 12
     const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(port));
+    reached_ = attempt.reached;
     co_await report_attempt(job_, attempt, oom_, record_);
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
@@ -437,6 +438,7 @@ class NodeSupervisor : public Supervisor {
   Membership membership_;
   bool warned_ = false;      ///< that another node does not say whether its workers are silent
   std::string last_reason_;  ///< the last reason for an end that the user saw
+  Reached reached_;          ///< by this node's workers in the last round
 };
 
 }  // namespace

@@ -95,13 +95,18 @@ class SingleNode : public Supervisor {
       const Attempt attempt = co_await run_attempt(job_, *this, round, std::move(held));
       number = attempt.round.number;
       co_await report_attempt(job_, attempt, oom_, record_);
-      const Decision decision =
+      Decision decision =
           decide(restarts, attempt.outcome, restarts_used_, attempt.end - attempt.round_start);
+      if (decision.restart) stalls_.add(number, attempt.reached, describe_end(attempt));
+      const bool stalled = decision.restart && stalls_.ends_job(restarts);
+      if (stalled) decision.restart = false, decision.reason = stalls_.reason();
       if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
         co_return RunResult::by_signal(received->signal);
       if (!decision.restart || !attempt.user_signals.empty()) {
         if (restarts.max_restarts > 0 && decision.exit_code != 0)
           log_warning("not restarted: " + (decision.restart ? "a signal ends the job" : decision.reason));
+        if (stalled)
+          for (const std::string& line : stalls_.report()) log_warning(line);
         co_return RunResult{decision.exit_code, std::nullopt};
       }
       log_warning("restarting all workers" +
@@ -150,6 +155,7 @@ class SingleNode : public Supervisor {
   Job& job_;
   JobRecord& record_;
   OomWatch oom_;
+  StallWatch stalls_;
   int restarts_used_ = 0;
 };
 
@@ -309,7 +315,8 @@ std::vector<UniqueFd> state_memory(const Options& options, int workers) {
 RunResult run_recorded(asio::io_context& io, Console& console, const Options& options,
                        const std::vector<std::string>& environment, const std::string& job_id,
                        const JobClock& clock, JobRecord& record) {
-  const Topology topology = detect_topology(wanted_gpus(options));
+  Topology topology = detect_topology(wanted_gpus(options));
+  choose_gpus(options, topology);
   warn_about_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
   const Placement placement = place_workers(options, topology, workers);

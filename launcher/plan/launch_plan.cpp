@@ -76,6 +76,7 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
 
 std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
   const auto& ours = worker_variable_names();
+  const bool by_gpus = !plan.options.gpus.empty();
   std::vector<std::string> env;
   std::string job = plan.job_id;
   for (const std::string& variable : plan.environment) {
@@ -83,9 +84,15 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
     if (name == kJobIdVariable) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
-               name != kLauncherVariable && (plan.placement.visible_gpus.empty() || !chooses_gpus(name))) {
+               name != kLauncherVariable &&
+               ((plan.placement.visible_gpus.empty() && !by_gpus) || !chooses_gpus(name))) {
       env.push_back(variable);
     }
+  }
+  if (by_gpus && plan.placement.visible_gpus.empty()) {
+    std::vector<std::string> names;
+    for (const VisibleGpu& gpu : plan.topology.visible) names.push_back(gpu.name);
+    env.push_back(plan.topology.gpu_variable + "=" + joined(names, ","));
   }
   env.push_back(std::string(kJobIdVariable) + "=" + job);
   env.push_back(std::string(kLauncherVariable) + "=" +

@@ -165,8 +165,14 @@ WantedGpus wanted_gpus(const Options& options) {
   const Kind kind = options.nproc_per_node.kind;
   if (kind == Kind::kXpu) return WantedGpus::kIntel;
   const bool any = kind == Kind::kGpu || kind == Kind::kAuto || options.numa_binding ||
-                   options.virtual_local_rank || options.dry_run;
+                   options.virtual_local_rank || options.dry_run || !options.gpus.empty();
   return any ? WantedGpus::kAny : WantedGpus::kNone;
+}
+
+void choose_gpus(const Options& options, Topology& topology) {
+  if (options.gpus.empty()) return;
+  topology.visible = chosen_gpus(topology.host_gpus, topology.visible, options.gpus);
+  topology.gpus = static_cast<int>(gpus_of_one_process(topology.visible).size());
 }
 
 Placement place_workers(const Options& options, const Topology& topology, int workers) {
@@ -179,9 +185,9 @@ Placement place_workers(const Options& options, const Topology& topology, int wo
         *options.numa_binding, workers);
   if (options.virtual_local_rank)
     placement.visible_gpus =
-        topology.gpu_variable == "CUDA_VISIBLE_DEVICES"
+        topology.gpu_variable == "CUDA_VISIBLE_DEVICES" && options.gpus.empty()
             ? one_gpu_each(topology.host_gpus, process_env("CUDA_VISIBLE_DEVICES"), workers)
-            : one_gpu_each(topology.visible, workers, "");
+            : one_gpu_each(topology.visible, workers, options.gpus.empty() ? "" : " (--gpus)");
   return placement;
 }
 

@@ -34,6 +34,9 @@ struct Placement {
 /// Which GPUs the options depend on.
 WantedGpus wanted_gpus(const Options& options);
 
+/// Leaves only the GPUs of --gpus visible. throws UsageError
+void choose_gpus(const Options& options, Topology& topology);
+
 /// Applies --numa-binding, which loads hwloc, and --virtual-local-rank. throws UsageError
 Placement place_workers(const Options& options, const Topology& topology, int workers);
 

@@ -107,6 +107,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* over = std::get_if<Ended>(&message)) {
     if (!in_round || over->round != round_) return;
     if (phase_ != Phase::kStopping) return expel(id, "it ended its workers unasked", now);
+    reached_ = furthest(reached_, over->reached);
     node.state = State::kReady;
     ++ready_;
   } else if (const auto* beat = std::get_if<Beat>(&message)) {
@@ -197,7 +198,21 @@ void Coordinator::fail(const Failed& failed, Time now) {
   if (failed.in_place && phase_ == Phase::kRunning && unfinished_ == members_.size())
     return lead_round(text + "; replacing only this rank: restart " + std::to_string(restarts_used_) +
                       " of " + std::to_string(settings_.restarts.max_restarts));
+  failure_ = End{decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code, text};
+  reached_ = {};
   stop_round(text + "; " + decision.reason, decision.delay, is_stuck(failed.end));
+}
+
+/// All nodes have ended the workers of a round that failed: the job ends instead of a restart if that would
+/// be one too many without a new step.
+void Coordinator::judge_stall() {
+  const auto failure = std::exchange(failure_, std::nullopt);
+  if (!failure) return;
+  stalls_.add(round_, reached_, failure->reason);
+  if (!stalls_.ends_job(settings_.restarts)) return;
+  std::string reason = "not restarted: " + stalls_.reason();
+  for (const std::string& line : stalls_.report()) reason += "; " + line;
+  end(failure->exit_code, shortened(reason, kMaxTextBytes));
 }
 
 void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool dump_stacks) {
@@ -227,6 +242,8 @@ void Coordinator::check_progress(Time now) {
   if (ended_ || resigned_ || hands_over_at_) return;
   if (phase_ == Phase::kRunning) take_joiners_along(now);
   if (phase_ == Phase::kStopping && ready_ == nodes_.size()) {
+    judge_stall();
+    if (ended_) return;
     phase_ = Phase::kPausing;
     pause_end_ = now + pause_;
   }

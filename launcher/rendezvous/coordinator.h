@@ -127,6 +127,7 @@ class Coordinator {
   void remove(Nodes::iterator gone, const std::string& reason, Time now);
   void fail(const Failed& failed, Time now);
   void check_progress(Time now);
+  void judge_stall();
   void check_invariants() const;
   void take_joiners_along(Time now);
   void begin_forming(Time now);
@@ -187,6 +188,9 @@ class Coordinator {
   std::string in_place_;  ///< why round_ began with surviving workers; empty: it did not
   int restarts_used_ = 0;
   int restart_count_ = 0;
+  StallWatch stalls_;
+  std::optional<End> failure_;  ///< why the round is being stopped, if all workers are to restart after it
+  Reached reached_;             ///< by its workers, of those nodes that have ended them
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
   std::optional<Time> hands_over_at_;

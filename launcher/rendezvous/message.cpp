@@ -198,7 +198,20 @@ void visit(auto& fields, Failed& failed) {
   fields.flag("in_place", failed.in_place);
 }
 
-/// Succeeded, Ended and Lead: only the round.
+void visit(auto& fields, Ended& ended) {
+  fields.integer("round", ended.round, 0, kMaxRound);
+  const auto to_int = [](std::int64_t number) {
+    return static_cast<int>(std::min<std::int64_t>(number, INT_MAX));
+  };
+  std::optional<int> epoch, step;
+  if (ended.reached.step >= 0) epoch = to_int(ended.reached.epoch), step = to_int(ended.reached.step);
+  fields.optional_integer("epoch", epoch, 0, INT_MAX);
+  fields.optional_integer("step", step, 0, INT_MAX);
+  fields.optional_flag("starts_over", ended.reached.starts_over);
+  ended.reached.epoch = epoch.value_or(0), ended.reached.step = step.value_or(-1);
+}
+
+/// Succeeded and Lead: only the round.
 void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, kMaxRound); }
 
 void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }

@@ -113,6 +113,7 @@ struct Succeeded {
 /// worker was started.
 struct Ended {
   int round = 0;
+  Reached reached = {};  ///< by the node's workers in that round
   bool operator==(const Ended&) const = default;
 };
 

@@ -150,6 +150,9 @@ void Progress::take_line(std::string_view line, Clock::time_point now) {
   said_at_ = now;
   if (!latest_.step) return;
   if (!first_step_) first_step_ = latest_.step;
+  const Reached now_at{latest_.epoch.value_or(0), *latest_.step};
+  if (now_at.epoch <= reached_.epoch && now_at.step < reached_.step) reached_.starts_over = true;
+  reached_ = furthest(reached_, now_at);
   if (!window_.empty() && *latest_.step < *window_.back().status.step) window_.clear();  // it started over
   const std::size_t size = window_.size();
   if (size >= 2 && window_[size - 1].at - window_[size - 2].at < kPointsApart) {

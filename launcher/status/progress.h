@@ -13,6 +13,7 @@
 
 #include <ddprun/common/status.h>
 #include "launcher/events/clock.h"
+#include "launcher/events/restart_policy.h"
 
 namespace ddprun::launcher {
 
@@ -87,7 +88,8 @@ class Progress {
 
   const WorkerStatus& latest() const { return latest_; }
   std::optional<std::int64_t> first_step() const { return first_step_; }  ///< that it has reported
-  std::optional<Clock::time_point> said_at() const { return said_at_; }   ///< nullopt: never
+  const Reached& reached() const { return reached_; }
+  std::optional<Clock::time_point> said_at() const { return said_at_; }  ///< nullopt: never
   std::uint64_t garbage_lines() const { return garbage_; }
 
   /// nullopt: it has not reported two steps.
@@ -102,6 +104,7 @@ class Progress {
 
   WorkerStatus latest_;
   std::optional<std::int64_t> first_step_;
+  Reached reached_;
   std::optional<Clock::time_point> said_at_;
   std::uint64_t garbage_ = 0;
   std::string partial_;    ///< of a line, at most kMaxStatusLine

@@ -63,5 +63,49 @@ TEST_CASE("no visible GPU, or one named twice, is a usage error", "[launcher][gp
   CHECK(twice.out.empty());
 }
 
+/// What --gpus makes of this CUDA_VISIBLE_DEVICES.
+std::string chosen(const std::vector<std::string>& flags, const std::optional<std::string>& visible) {
+  Command command = gpu_job("1", visible);
+  Command shown = script(flags, "echo \"$LOCAL_RANK: $CUDA_VISIBLE_DEVICES.\"");
+  command.argv = shown.argv;
+  const Finished run(command);
+  return run.status.success() ? run.out : run.err;
+}
+
+TEST_CASE("--gpus chooses GPUs of this node, in its order", "[launcher][gpu]") {
+  CHECK(chosen({"--gpus=3,0-1"}, std::nullopt) == "0: 3,0,1.\n");
+  CHECK(chosen({"--gpus=GPU-cccc"}, std::nullopt) == "0: GPU-cccc.\n");
+  CHECK(chosen({"--gpus=MIG-1111"}, std::nullopt) == "0: MIG-1111.\n");
+  // As CUDA itself counts within the variable.
+  CHECK(chosen({"--gpus=1,0"}, "2,3,0") == "0: 3,2.\n");
+  CHECK(chosen({"--gpus=1"}, "GPU-bbbb,MIG-2222") == "0: MIG-2222.\n");
+  CHECK(chosen({"--gpus=GPU-bbbb"}, "0,1") == "0: GPU-bbbb.\n");
+  for (const char* nproc : {"--nproc-per-node=gpu", "--nproc-per-node=auto"})
+    CHECK(count_of(": 1,2.", chosen({nproc, "--gpus=1-2"}, std::nullopt)) == 2);
+  const std::string each =
+      chosen({"--nproc-per-node=gpu", "--virtual-local-rank", "--gpus=2,1"}, std::nullopt);
+  CHECK(count_of("0: 2.", each) == 1);
+  CHECK(count_of("0: 1.", each) == 1);
+}
+
+TEST_CASE("--gpus that are not visible, or named twice, are a usage error", "[launcher][gpu]") {
+  CHECK(chosen({"--gpus=4"}, std::nullopt) ==
+        "ddprun: error: --gpus: expected numbers from 0 to 3, or UUIDs of visible GPUs, got '4'\n");
+  CHECK_THAT(chosen({"--gpus=2"}, "0,1"), ContainsSubstring("expected numbers from 0 to 1, "));
+  CHECK_THAT(chosen({"--gpus=GPU-cccc"}, "0,1"), ContainsSubstring("UUIDs of visible GPUs, got 'GPU-cccc'"));
+  CHECK_THAT(chosen({"--gpus=MIG-1111"}, "0,1"), ContainsSubstring("got 'MIG-1111'"));
+  CHECK_THAT(chosen({"--gpus=0"}, ""),
+             ContainsSubstring("--gpus: expected nothing, for no GPU is visible, got '0'"));
+  CHECK_THAT(chosen({"--gpus=1,GPU-bbbb"}, std::nullopt),
+             ContainsSubstring("--gpus: expected each GPU once, got 'GPU-bbbb' after '1' in '1,GPU-bbbb'"));
+  CHECK_THAT(chosen({"--gpus=0-2,1"}, std::nullopt),
+             ContainsSubstring("--gpus: expected each GPU once, got '1'"));
+  for (const char* flag : {"--gpus=1-", "--gpus=2-1", "--gpus=a", "--gpus=0,,1", "--gpus=-1"})
+    CHECK_THAT(chosen({flag}, std::nullopt),
+               ContainsSubstring("--gpus: expected numbers of GPUs, ranges or UUIDs"));
+  CHECK_THAT(chosen({"--nproc-per-node=3", "--virtual-local-rank", "--gpus=1-2"}, std::nullopt),
+             ContainsSubstring("--virtual-local-rank: expected a GPU for each worker (3), found 2 (--gpus)"));
+}
+
 }  // namespace
 }  // namespace ddprun::test

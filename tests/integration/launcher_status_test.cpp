@@ -118,5 +118,66 @@ TEST_CASE("a web page that has made its own name lead to this host cannot read a
                  run.out) == 3);
 }
 
+/// A program that begins at the step in its argument, and dies after that of attempt i in `ends`.
+Command dying(std::vector<std::string> flags, const std::string& ends,
+              const std::string& status = "step=step") {
+  const std::string text =
+      "import ddprun, os, sys, time\n"
+      "attempt, rank = int(os.environ['TORCHELASTIC_RESTART_COUNT']), int(os.environ['RANK'])\n"
+      "for step in range(1, " +
+      ends +
+      "[attempt] + 1):\n"
+      "    if rank == 0: ddprun.status(" +
+      status +
+      ")\n"
+      "if rank == 0: sys.exit(10 + attempt)\n"
+      "time.sleep(1000)\n";
+  flags.insert(flags.begin(), "--max-restarts=4");
+  Command command = ddprun_command(flags);
+  command.argv.insert(command.argv.end(), {"python3", "-c", text});
+  command.env["PYTHONPATH"] = DDPRUN_SOURCE_DIR "/packaging";
+  return command;
+}
+
+TEST_CASE("a job whose restarts bring no new step ends and says what each attempt died of", "[restarts]") {
+  const Finished run(dying({"--nproc-per-node=2", "--max-stalled-restarts=2"}, "[5, 8, 8, 0, 9]"));
+  CHECK(run.status == ExitStatus::exited(13));
+  CHECK_THAT(run.err,
+             ContainsSubstring("warning: not restarted: 2 restarts in a row brought no step after step 8 "
+                               "(--max-stalled-restarts)\n"));
+  CHECK_THAT(run.err,
+             ContainsSubstring("warning: attempt 1, which came to step 8: rank 0 failed: exit code 11\n"));
+  CHECK_THAT(run.err,
+             ContainsSubstring("warning: attempt 2, which came to step 8: rank 0 failed: exit code 12\n"));
+  CHECK_THAT(run.err, ContainsSubstring("warning: attempt 3, without a step: rank 0 failed: exit code 13\n"));
+  CHECK_THAT(run.err, !ContainsSubstring("attempt 0"));
+}
+
+TEST_CASE("a job that comes further, or does not say how far, uses all its restarts", "[restarts]") {
+  for (const auto& [ends, status] : {std::pair<const char*, const char*>{"[1, 2, 3, 4, 5]", "step=step"},
+                                     {"[3, 3, 3, 3, 3]", "loss=1"},
+                                     {"[5, 4, 3, 2, 1]", "step=step, epoch=attempt"},
+                                     {"[5, 5, 5, 5, 5]", "step=step % 3"}}) {
+    const Finished run(dying({"--max-stalled-restarts=1"}, ends, status));
+    INFO(ends << status);
+    CHECK(run.status == ExitStatus::exited(14));
+    CHECK_THAT(run.err, ContainsSubstring("not restarted: --max-restarts=4 is used up"));
+  }
+  CHECK_THAT(Finished(script({"--max-stalled-restarts=1"}, "true")).err,
+             ContainsSubstring("--max-stalled-restarts has no effect without --max-restarts"));
+}
+
+TEST_CASE("on several nodes, too, a job ends whose restarts bring no new step", "[restarts]") {
+  NodeJob nodes;
+  for (int i = 0; i < 2; ++i) {
+    auto flags = nodes.flags({"--nnodes=2", "--max-stalled-restarts=1", "--node-rank=" + std::to_string(i)});
+    nodes.add(dying(flags, "[5, 5, 5, 5, 5]"));
+  }
+  for (const ExitStatus& end : nodes.wait()) CHECK(end == ExitStatus::exited(11));
+  CHECK_THAT(nodes.node(0).err(),
+             ContainsSubstring("1 restart brought no step after step 5 (--max-stalled-restarts); "
+                               "attempt 0, which came to step 5: rank 0 failed: exit code 10"));
+}
+
 }  // namespace
 }  // namespace ddprun::test

@@ -218,4 +218,30 @@ TEST_CASE("messages of an earlier round are ignored", "[coordinator]") {
 }
 
 }  // namespace
+TEST_CASE("a job ends when its restarts bring no new step, whichever node reports them", "[coordinator]") {
+  auto settings = job(2, 2, 9);
+  settings.restarts.max_stalled = 2;
+  CoordinatorRig rig(settings);
+  const auto a = rig.join("a"), b = rig.join("b");
+  const auto fail_at = [&](int round, int step) {
+    rig.obey();
+    rig.say(b, failed(7, round));
+    rig.say(b, Ended{round});
+    rig.say(a, Ended{round, {0, step}});
+    rig.pass(std::chrono::seconds(1));
+  };
+  fail_at(0, 41);
+  fail_at(1, 50);
+  fail_at(2, 50);
+  CHECK_FALSE(rig.ended());
+  fail_at(3, 49);
+  CHECK(
+      rig.last<End>(a) ==
+      End{7,
+          "not restarted: 2 restarts in a row brought no step after step 50 (--max-stalled-restarts); "
+          "attempt 1, "
+          "which came to step 50: rank 0 failed; attempt 2, which came to step 50: rank 0 failed; attempt 3, "
+          "which came to step 49: rank 0 failed"});
+}
+
 }  // namespace ddprun::launcher

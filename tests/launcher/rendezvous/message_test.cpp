@@ -34,6 +34,7 @@ std::vector<NodeMessage> node_messages() {
           Failed{2, WorkerFailed{ExitStatus::killed(9)}, "killed", true},
           Succeeded{1'000'000'000},
           Ended{1},
+          Ended{1, {2, 300, true}},
           Leave{2},
           Summary{3, R"({"rank": 4, "state": "running"})"},
           Beat{},
@@ -123,9 +124,9 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
   for_each_message([](const auto& message) {
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
-      const std::set<std::string> may_be_missing = {"type",       "node_rank",      "summary_ms",
-                                                    "silent_ms",  "dump_stacks",    "unknown_ms",
-                                                    "hands_over", "former_pause_ms"};
+      const std::set<std::string> may_be_missing = {
+          "type",       "node_rank",       "summary_ms", "silent_ms", "dump_stacks", "unknown_ms",
+          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
@@ -176,7 +177,9 @@ TEST_CASE("a number out of its range is refused", "[message]") {
       {1, 65535, {"port", "master_port"}},
       {1, 64, {"signal"}},
       {1, 2147483647, {"summary_ms"}},
-      {0, 2147483647, {"node_timeout_ms", "silent_ms", "unknown_ms", "pause_ms", "former_pause_ms"}}};
+      {0,
+       2147483647,
+       {"node_timeout_ms", "silent_ms", "unknown_ms", "pause_ms", "former_pause_ms", "epoch", "step"}}};
   const auto range_of = [&](const std::string& type, const std::string& field) -> std::pair<int, int> {
     if (field == "exit_code") return {type == "end" ? 0 : 1, 255};  // a failure is not 0
     for (const Range& range : ranges)

@@ -114,5 +114,51 @@ TEST_CASE("an attempt that lives long enough resets budget and delay", "[restart
   CHECK_FALSE(decide(settings, exited_with(1), 2, 1h).restart);
 }
 
+TEST_CASE("restarts in a row without a new step are counted", "[restart_policy]") {
+  RestartSettings settings;
+  settings.max_stalled = 2;
+  StallWatch stalls;
+  stalls.add(0, {0, 41}, "rank 0 failed: exit code 3");
+  stalls.add(1, {0, 40}, "rank 1 failed: exit code 4");
+  CHECK_FALSE(stalls.ends_job(settings));
+  stalls.add(2, {0, 42}, "x");  // a new one
+  stalls.add(3, {}, "rank 0 failed: exit code 5");
+  CHECK_FALSE(stalls.ends_job(settings));
+  stalls.add(4, {0, 42}, "no sign of life");
+  CHECK(stalls.ends_job(settings));
+  CHECK(stalls.reason() == "2 restarts in a row brought no step after step 42 (--max-stalled-restarts)");
+  CHECK(stalls.report() == std::vector<std::string>{"attempt 2, which came to step 42: x",
+                                                    "attempt 3, without a step: rank 0 failed: exit code 5",
+                                                    "attempt 4, which came to step 42: no sign of life"});
+  settings.max_stalled = 0;
+  CHECK_FALSE(stalls.ends_job(settings));
+}
+
+TEST_CASE("a later epoch is further, and who counts anew or reports no step is not judged",
+          "[restart_policy]") {
+  RestartSettings settings;
+  settings.max_stalled = 1;
+  StallWatch epochs, anew, silent;
+  for (int i = 0; i < 5; ++i) {
+    epochs.add(i, {i, 10 - i}, "x");
+    anew.add(i, {0, 10, i == 1}, "x");
+    silent.add(i, {}, "x");
+    CHECK_FALSE(epochs.ends_job(settings));
+    CHECK_FALSE(silent.ends_job(settings));
+    CHECK_FALSE(anew.ends_job(settings));
+  }
+}
+
+TEST_CASE("of many attempts without a new step the first and the last ones are shown", "[restart_policy]") {
+  StallWatch stalls;
+  for (int i = 0; i < 30; ++i) stalls.add(i, {0, 7}, "x");
+  const auto lines = stalls.report();
+  REQUIRE(lines.size() == 10);
+  CHECK(lines[0] == "attempt 0, which came to step 7: x");
+  CHECK(lines[1] == "21 more attempts");
+  CHECK(lines[2] == "attempt 22, which came to step 7: x");
+  CHECK(lines[9] == "attempt 29, which came to step 7: x");
+}
+
 }  // namespace
 }  // namespace ddprun::launcher
