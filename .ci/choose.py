@@ -106,6 +106,7 @@ MORE = [
     (r"tests/integration/sam_job\.h", [r"integration/sam_"]),
     (r"tests/network/[^/]*(?<!_test\.cpp)$", [r"network/"]),
     (r"tests/scripts/top_test", [r"top$"]),
+    (r"launcher/(remote|cli|job|rendezvous)/|tests/scripts/ssh_test", [r"^ssh$"]),
     (r"tests/scripts/prometheus_test", [r"prometheus$"]),
     (r"tests/scripts/live_report_test", [r"live_report$"]),
     (r"tests/scripts/notebooks_test", [r"notebooks$"]),

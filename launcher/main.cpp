@@ -1,6 +1,9 @@
 #include <unistd.h>
 
 #include <exception>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
@@ -10,6 +13,7 @@
 #include "launcher/events/signals.h"
 #include "launcher/host/processes.h"
 #include "launcher/job/supervisor.h"
+#include "launcher/remote/start_order.h"
 
 using namespace ddprun;
 using namespace ddprun::launcher;
@@ -19,7 +23,16 @@ int main(int argc, char** argv) {
   configure_logging("ddprun");
   try {
     leave_init_process();
-    const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
+    std::vector<std::string> words(argv + (argc > 0 ? 1 : 0), argv + argc);
+    std::optional<StartOrder> order;
+    if (words == std::vector<std::string>{kStartedOverSsh}) {
+      order = receive_order();
+      words = order->words;
+      configure_logging("ddprun on " + order->hosts[order->own].name());
+      if (order->own != 0) log_only_problems();
+    }
+    const Options options = parse_options(words, process_env, order ? &*order : nullptr);
+    if (order) write_all(STDERR_FILENO, kStartedLine);
     if (options.help) settings::print_help(help_text());
     if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");
     write_stdout(options.completion);

@@ -84,9 +84,11 @@ void JobEvents::read_signals() {
   while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGCHLD) {
+      if (tell_) tell_(signal);
       push(ChildEnded{});
     } else if (const bool passed_on = info.ssi_code == SI_QUEUE && info.ssi_int == kPassedOn;
                signals_once_.counts(signal, passed_on, Clock::now())) {
+      if (tell_) tell_(signal);
       push(SignalReceived{signal});
     }
   }
