@@ -41,7 +41,8 @@ int main(int argc, char** argv) {
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
     const RunResult result = run_job(options, environment);
-    if (result.ended_by) end_by_signal(*result.ended_by);
+    // ssh could not tell a signal from the end of the connection.
+    if (result.ended_by && !order) end_by_signal(*result.ended_by);
     return result.exit_code;
   } catch (const std::exception& error) {
     log_error(error.what());

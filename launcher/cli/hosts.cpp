@@ -206,6 +206,8 @@ void read_hosts(const settings::Values& values, const EnvLookup& environment, co
     hosts.port = order->port;
     hosts.token = order->token;
   } else {
+    if (!environment(kJobIdVariable) && slurm_step(environment))
+      throw UsageError(values.source(flag) + ": expected no srun, which itself starts a ddprun on each node");
     hosts.all = listed_hosts(values);
     check_flags(values, flag, hosts);
     check_meeting_place(values, flag, hosts);

@@ -56,7 +56,8 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
 asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& events, const SignalFd& signals,
                                           Console& console, RemoteHosts& hosts, JobRecord& record) {
   std::size_t running = options.hosts.all.size();
-  std::optional<int> first_code, failure;
+  int first_code = 0;
+  std::optional<int> failure;
   std::optional<JobEvents::Clock::time_point> until;
   hosts.start(events, [&](const RemoteHosts::Ended& ended) {
     --running;
@@ -93,9 +94,7 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
     record.outcome = SignalReceived{*signal};
     co_return RunResult::by_signal(*signal);
   }
-  const int code =
-      first_code.value_or(0) != 0 && !failure ? *first_code : failure.value_or(first_code.value_or(0));
-  co_return RunResult{code, std::nullopt};
+  co_return RunResult{failure.value_or(first_code), std::nullopt};
 }
 
 }  // namespace ddprun::launcher

@@ -27,9 +27,8 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// Many at once would be refused (sshd's MaxStartups is per host, but they may share a jump host) and load
-// this host.
-constexpr std::size_t kMostStarting = 32;
+// From the tenth on, an sshd (of a jump host) refuses some of those that have not yet logged in.
+constexpr std::size_t kMostStarting = 8;
 constexpr std::size_t kMostSaid = std::size_t{16} << 10;  // bytes before ddprun has started
 constexpr std::chrono::milliseconds kEndLook{100};
 // Beyond what workers may take to end.
@@ -254,6 +253,7 @@ void RemoteHosts::on_signal(int signal) {
   // Ctrl-Z stops this ddprun only: a stopped one could not be told to go on.
   if (signal == SIGTSTP || signal == SIGWINCH) return;
   const auto connections = connections_;  // an end may start another
+  if (std::ranges::find(options_.ending_signals, signal) != options_.ending_signals.end()) hang_up_starting();
   for (const auto& connection : connections)
     signal == SIGCHLD ? connection->look() : connection->send("signal " + std::to_string(signal) + "\n");
 }
@@ -262,6 +262,13 @@ void RemoteHosts::take(const Ended& ended) {
   look_.cancel();
   on_end_(ended);
   start_more();
+}
+
+/// There is no job any more for hosts that have not been reached.
+void RemoteHosts::hang_up_starting() {
+  waiting_.clear();
+  for (const auto& connection : connections_)
+    if (connection->starting()) connection->hang_up();
 }
 
 void RemoteHosts::hang_up() {
@@ -275,6 +282,7 @@ bool RemoteHosts::all_ended() const {
 
 asio::awaitable<void> RemoteHosts::finish(JobEvents& events, bool at_once) {
   const auto patience = options_.shutdown_timeout + kEndPatience;
+  hang_up_starting();
   const auto hang_up_at = LoopClock::now() + (at_once ? std::chrono::milliseconds(0) : patience);
   const auto kill_at = hang_up_at + patience;
   while (!all_ended()) {

@@ -62,6 +62,7 @@ class RemoteHosts {
   class Connection;
 
   void start_more();
+  void hang_up_starting();
   void on_signal(int signal);
   void take(const Ended& ended);
 

@@ -7,7 +7,7 @@ usage: ssh_test.py DDPRUN
 """
 import os
 import pathlib
-import re
+import shlex
 import shutil
 import signal
 import socket
@@ -203,6 +203,14 @@ class What(Hosts):
         self.assertNotIn("the-token", out + err)
 
 
+    def test_on_a_terminal_each_line_names_its_host(self):
+        words = [DDPRUN, "--hosts=127.0.0.1,127.0.0.2", f"--ssh={self.ssh()}", "sh", "-c", "printf 'unfinished '; echo line"]
+        done = subprocess.run(["script", "-qec", shlex.join(words), "/dev/null"], cwd=self.work, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=120, env={**os.environ, "TERM": "dumb"})
+        lines = [line for line in done.stdout.splitlines() if not line.startswith("ddprun: ")]
+        self.assertEqual(sorted(lines), [f"[127.0.0.{i}:default0]:unfinished line" for i in (1, 2)])
+
+
 class Failures(Hosts):
     def assert_one_line(self, done, *, reason, code=125):
         self.assertEqual(done[0], code, done[2])
@@ -250,7 +258,9 @@ class Endings(Hosts):
         for hosts, words in [("127.0.0.1,127.0.0.2", ()), ("node2,node3", ("--rdzv-endpoint=127.0.0.2",))]:
             job = self.running(*words, hosts=hosts)
             job.send_signal(signal.SIGINT)
-            self.assertEqual(job.wait(timeout=60), -signal.SIGINT)
+            _, err = job.communicate(timeout=60)
+            self.assertEqual(job.returncode, -signal.SIGINT)
+            self.assertNotIn("error", err)
             self.assert_nothing_is_left()
             for file in self.folder.glob("begun*"):
                 file.unlink()
@@ -284,6 +294,18 @@ class Endings(Hosts):
         for file in self.folder.glob("begun*"):
             file.unlink()
         return job.returncode, err
+
+    def test_a_signal_ends_the_wait_for_a_host_that_does_not_answer(self):
+        with socket.socket() as deaf:  # connections are queued, and nobody says a word
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            self.config.write_text(self.config.read_text().replace("Port 1\n", f"Port {deaf.getsockname()[1]}\n"))
+            for hosts in ("127.0.0.1,silent", "node2,silent"):
+                job = self.start("--rdzv-endpoint=127.0.0.1", "sleep", "1000", hosts=hosts)
+                wait_for(lambda: "1 of 2 joined" in job.stderr.readline())
+                job.terminate()
+                self.assertEqual(job.wait(timeout=20), -signal.SIGTERM)
+                self.assert_nothing_is_left()
 
     def test_nothing_is_left_when_one_of_them_is_killed(self):
         def of_name(name):

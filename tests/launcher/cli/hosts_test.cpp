@@ -18,7 +18,8 @@ using Words = std::vector<std::string>;
 
 Options options_of(Words words, const StartOrder* order = nullptr) {
   words.insert(words.end(), {"--", "true"});
-  return parse_options(words, [](const std::string&) { return std::nullopt; }, order);
+  return parse_options(
+      words, [](const std::string&) { return std::nullopt; }, order);
 }
 
 std::string refusal(const Words& words) {
@@ -48,19 +49,21 @@ TEST_CASE("a list of hosts has users, numbers of workers and ranges") {
         std::vector<Host>{{"a", 2}, {"me@b.c-d", {}}, {"n01", 8}, {"n02", 8}});
   CHECK(parse_hosts("fe80::1,10.0.0.1:3") == std::vector<Host>{{"fe80::1", {}}, {"10.0.0.1", 3}});
   CHECK(parse_hosts("me@a")->front().name() == "a");
-  for (const char* text : {"", "a,", "a:0", "a:x", "a:4097", "a b", "-oProxyCommand=x", "a@", "@a", "a;b", "$(a)", "a[1", "me@-a",
-                           "-l@a", "a/b", "n[1-99999]"}) {
+  for (const char* text : {"", "a,", "a:0", "a:x", "a:4097", "a b", "-oProxyCommand=x", "a@", "@a", "a;b",
+                           "$(a)", "a[1", "me@-a", "-l@a", "a/b", "n[1-99999]"}) {
     CAPTURE(text);
     CHECK_FALSE(parse_hosts(text));
   }
 }
 
 TEST_CASE("a hostfile is Open MPI's, DeepSpeed's or Hydra's, with comments") {
-  const auto hosts = parse_hostfile("# all\na slots=4\n\n b\tslots=2 max_slots=8 # two\nc:3\r\nme@d\nn[1-2]  slots=1\n", "--hostfile", "f");
+  const auto hosts = parse_hostfile(
+      "# all\na slots=4\n\n b\tslots=2 max_slots=8 # two\nc:3\r\nme@d\nn[1-2]  slots=1\n", "--hostfile", "f");
   CHECK(hosts == std::vector<Host>{{"a", 4}, {"b", 2}, {"c", 3}, {"me@d", {}}, {"n1", 1}, {"n2", 1}});
   CHECK_THROWS_WITH(parse_hostfile("a\nb slot=2\n", "--hostfile", "f"),
                     "--hostfile: line 2 of 'f': expected HOST, HOST slots=N or HOST:N, got 'b slot=2'");
-  CHECK_THROWS_WITH(parse_hostfile("#\n", "--hostfile", "f"), "--hostfile: expected a host in each line, got none in 'f'");
+  CHECK_THROWS_WITH(parse_hostfile("#\n", "--hostfile", "f"),
+                    "--hostfile: expected a host in each line, got none in 'f'");
 }
 
 TEST_CASE("--ssh-env takes names and beginnings of names, --ssh words") {
@@ -90,7 +93,8 @@ TEST_CASE("the typed ddprun is that of the first host which is this one, and dra
 
 TEST_CASE("a ddprun that another has started follows its order") {
   const StartOrder order = order_for(2);
-  const Options options = options_of({"--hosts=not,looked,at", "--token-file=/nowhere", "--result-json=r"}, &order);
+  const Options options =
+      options_of({"--hosts=not,looked,at", "--token-file=/nowhere", "--result-json=r"}, &order);
   CHECK_FALSE(options.hosts.starts());
   CHECK(options.hosts.is_silent());
   CHECK(options.nodes.node_rank == 2);
@@ -104,7 +108,8 @@ TEST_CASE("a ddprun that another has started follows its order") {
   CHECK(options_of({"--hosts=x", "--result-json=r"}, &first).result_json == "r");
   CHECK(options_of({"--hosts=x", "--nproc-per-node=5"}, &order).nproc_per_node.count == 5);
   CHECK(options_of({"--hosts=x", "--nnodes=1:3"}, &order).nodes.node_rank == std::nullopt);
-  CHECK(options_of({"--hosts=x", "--rdzv-endpoint=other"}, &order).nodes.endpoint == Endpoint{"other", 20001});
+  CHECK(options_of({"--hosts=x", "--rdzv-endpoint=other"}, &order).nodes.endpoint ==
+        Endpoint{"other", 20001});
 }
 
 TEST_CASE("hosts that do not fit the other flags are refused in one line") {
@@ -112,9 +117,11 @@ TEST_CASE("hosts that do not fit the other flags are refused in one line") {
   CHECK(refusal({"--hosts=a", "--hostfile=b"}) == "--hostfile: expected only one of it and --hosts");
   CHECK(refusal({"--hosts=127.0.0.1,b", "--rdzv-endpoint=127.0.0.1"}).empty());
   CHECK(refusal({"--hosts=localhost,b"}).find("a first host that b can reach") != std::string::npos);
-  CHECK(refusal({"--hosts=a:2,b", "--nproc-per-node=3"}).starts_with("--hosts: expected hosts without a number"));
+  CHECK(refusal({"--hosts=a:2,b", "--nproc-per-node=3"})
+            .starts_with("--hosts: expected hosts without a number"));
   for (const char* flag : {"--node-rank=0", "--master-addr=a", "--standalone"})
-    CHECK(refusal({"--hosts=a,b", flag}).find("with --hosts, which gives each host its number") != std::string::npos);
+    CHECK(refusal({"--hosts=a,b", flag}).find("with --hosts, which gives each host its number") !=
+          std::string::npos);
   CHECK(refusal({"--hosts=a,b,c", "--nnodes=2"}).starts_with("--nnodes: expected 3 or MIN:3"));
   CHECK(refusal({"--hosts=a,b,c", "--nnodes=2", "--spares=1"}).empty());
   CHECK(refusal({"--hosts=a,b", "--spares=1"}).starts_with("--spares: expected 0 or"));

@@ -20,7 +20,8 @@ namespace {
 using Words = std::vector<std::string>;
 
 /// What the command prints, run by this shell.
-std::string output_of(const std::string& shell, const std::string& command, const std::filesystem::path& folder) {
+std::string output_of(const std::string& shell, const std::string& command,
+                      const std::filesystem::path& folder) {
   std::ofstream(folder / "command") << command;
   const std::string line = shell + " -c \"$(cat '" + (folder / "command").string() + "')\" 2>&1";
   FILE* pipe = ::popen(line.c_str(), "r");
@@ -60,12 +61,15 @@ TEST_CASE("bytes that are no order are refused") {
 }
 
 TEST_CASE("other hosts get what sets up programs, and nothing that is this host's alone or secret") {
-  const Words environment = {"PATH=/bin",        "HOME=/me",       "PYTHONPATH=x",      "NCCL_DEBUG=INFO", "DDPRUN_TOKEN=s",
-                             "DDPRUN_JOB_ID=1",  "DDPRUN_TEE=3",   "DDPRUN_STORE_FD=3", "OURS=1",          "OURS_A=2",
-                             "DDPRUN_LAUNCHER=1", "PET_NNODES=1", "no variable",       "=strange",        "TORCH_LOGS=+dynamo"};
-  CHECK(environment_for_others(environment, {}) ==
-        Words{"PATH=/bin", "PYTHONPATH=x", "NCCL_DEBUG=INFO", "DDPRUN_TEE=3", "PET_NNODES=1", "TORCH_LOGS=+dynamo"});
-  CHECK(environment_for_others({"OURS=1", "OURS_A=2", "HOME=/me"}, {"OURS_*", "HOME"}) == Words{"OURS_A=2", "HOME=/me"});
+  const Words environment = {"PATH=/bin",      "HOME=/me",        "PYTHONPATH=x",      "NCCL_DEBUG=INFO",
+                             "DDPRUN_TOKEN=s", "DDPRUN_JOB_ID=1", "DDPRUN_TEE=3",      "DDPRUN_STORE_FD=3",
+                             "OURS=1",         "OURS_A=2",        "DDPRUN_LAUNCHER=1", "PET_NNODES=1",
+                             "no variable",    "=strange",        "TORCH_LOGS=+dynamo"};
+  CHECK(environment_for_others(environment, {}) == Words{"PATH=/bin", "PYTHONPATH=x", "NCCL_DEBUG=INFO",
+                                                         "DDPRUN_TEE=3", "PET_NNODES=1",
+                                                         "TORCH_LOGS=+dynamo"});
+  CHECK(environment_for_others({"OURS=1", "OURS_A=2", "HOME=/me"}, {"OURS_*", "HOME"}) ==
+        Words{"OURS_A=2", "HOME=/me"});
   CHECK(environment_for_others({"DDPRUN_TOKEN=s"}, {"DDPRUN_TOKEN", "*"}).empty());
 }
 
@@ -77,8 +81,10 @@ TEST_CASE("the remote command runs the first ddprun that is there, in any shell"
   for (const char* shell : {"sh", "bash", "csh", "tcsh", "fish", "zsh"}) {
     if (std::system((std::string("command -v ") + shell + " >/dev/null 2>&1").c_str()) != 0) continue;
     CAPTURE(shell);
-    CHECK(output_of(shell, remote_command({program.string()}), folder.path()) == "started --started-over-ssh\n");
-    CHECK(output_of(shell, remote_command({"/nowhere/x", program.string()}), folder.path()) == "started --started-over-ssh\n");
+    CHECK(output_of(shell, remote_command({program.string()}), folder.path()) ==
+          "started --started-over-ssh\n");
+    CHECK(output_of(shell, remote_command({"/nowhere/x", program.string()}), folder.path()) ==
+          "started --started-over-ssh\n");
     CHECK(output_of(shell, remote_command({"/nowhere/x"}), folder.path()) ==
           "there is no ddprun at /nowhere/x or on the PATH (--ssh-ddprun)\n");
   }
@@ -89,7 +95,9 @@ TEST_CASE("OpenSSH gets options after the user's own, another command gets none"
   hosts.ssh = {"/usr/bin/ssh", "-o", "BatchMode=no"};
   hosts.ddprun = "/opt/ddprun";
   Words words = ssh_command(hosts, {"me@a", 2});
-  const auto place = [&](const char* word) { return std::find(words.begin(), words.end(), word) - words.begin(); };
+  const auto place = [&](const char* word) {
+    return std::find(words.begin(), words.end(), word) - words.begin();
+  };
   CHECK(place("BatchMode=no") < place("BatchMode=yes"));
   CHECK(words[words.size() - 2] == "me@a");
   CHECK(words.back() == remote_command({"/opt/ddprun"}));
