@@ -66,6 +66,10 @@ void configure_logging(const std::string& name) {
   spdlog::set_default_logger(std::move(logger));
 }
 
+void log_only_problems() {
+  if (spdlog::get_level() < spdlog::level::warn) spdlog::set_level(spdlog::level::warn);
+}
+
 void log_to(std::function<void(std::string)> write) { destination() = std::move(write); }
 
 bool takes_escapes(int descriptor) {

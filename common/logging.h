@@ -11,6 +11,9 @@ namespace ddprun {
 /// info). Each main calls it once.
 void configure_logging(const std::string& name);
 
+/// From now on leaves out lines that are neither warnings nor errors.
+void log_only_problems();
+
 /// Sets where visible lines go, with their '\n', instead of directly to stderr; empty: there again.
 void log_to(std::function<void(std::string)> write);
 

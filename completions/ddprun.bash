@@ -6,7 +6,7 @@ _ddprun_switches="--standalone --module --no-python --run-path --virtual-local-r
 
 _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr
   --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method
-  --spares --join-timeout --last-call --node-timeout --token-file --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
+  --spares --join-timeout --last-call --node-timeout --token-file --hosts --hostfile --ssh --ssh-env --ssh-ddprun --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
   --duplicate-stderr-filters --logs-specs --numa-binding --gpus --signals-to-handle --shutdown-timeout --forward-signals
   --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --max-stalled-restarts --recover --standby --preload --log-max-size --result-json
   --events-json --metrics-port --config --log-line-prefix-template --print-completion -r -t"
@@ -22,7 +22,7 @@ _ddprun_values() {
     --nproc-per-node) words="auto cpu gpu 1 2 4 8" ;;
     --nnodes) words="1 2 4 8" ;;
     --node-rank) words="0 1 2 3" ;;
-    --master-addr | --rdzv-endpoint)
+    --master-addr | --rdzv-endpoint | --hosts)
       mapfile -t COMPREPLY < <(compgen -A hostname -W localhost -- "$2")
       return
       ;;
@@ -31,6 +31,10 @@ _ddprun_values() {
     --print-completion) words="bash zsh" ;;
     --redirects | -r | --tee | -t) words="0 1 2 3" ;;
     --numa-binding) words="node socket exclusive core-complex" ;;
+    --ssh-env)
+      mapfile -t COMPREPLY < <(compgen -e -- "$2")
+      return
+      ;;
     --signals-to-handle | --forward-signals)
       last=${2%"${2##*,}"} # of a list, all but the word that is being typed
       mapfile -t COMPREPLY < <(compgen -P "$last" -A signal -- "${2##*,}" | grep SIG)
@@ -41,7 +45,7 @@ _ddprun_values() {
       mapfile -t COMPREPLY < <(compgen -d -- "$2")
       return
       ;;
-    --config | --result-json | --events-json | --token-file)
+    --config | --result-json | --result-json | --token-file | --hostfile | --ssh-ddprun)
       compopt -o filenames
       mapfile -t COMPREPLY < <(compgen -f -- "$2")
       return

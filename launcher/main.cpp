@@ -1,6 +1,9 @@
 #include <unistd.h>
 
 #include <exception>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
@@ -11,6 +14,7 @@
 #include "launcher/host/processes.h"
 #include "launcher/host/task_launcher.h"
 #include "launcher/job/supervisor.h"
+#include "launcher/remote/start_order.h"
 
 using namespace ddprun;
 using namespace ddprun::launcher;
@@ -20,8 +24,16 @@ int main(int argc, char** argv) {
   configure_logging("ddprun");
   try {
     leave_init_process();
-    const Options options =
-        parse_options({argv + (argc > 0 ? 1 : 0), argv + argc}, task_environment(process_env));
+    std::vector<std::string> words(argv + (argc > 0 ? 1 : 0), argv + argc);
+    std::optional<StartOrder> order;
+    if (words == std::vector<std::string>{kStartedOverSsh}) {
+      order = receive_order();
+      words = order->words;
+      configure_logging("ddprun on " + order->hosts[order->own].name());
+      if (order->own != 0) log_only_problems();
+    }
+    const Options options = parse_options(words, task_environment(process_env), order ? &*order : nullptr);
+    if (order) write_all(STDERR_FILENO, kStartedLine);
     if (options.help) settings::print_help(help_text());
     if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");
     write_stdout(options.completion);
@@ -30,7 +42,8 @@ int main(int argc, char** argv) {
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
     const RunResult result = run_job(options, environment);
-    if (result.ended_by) end_by_signal(*result.ended_by);
+    // ssh could not tell a signal from the end of the connection.
+    if (result.ended_by && !order) end_by_signal(*result.ended_by);
     return result.exit_code;
   } catch (const std::exception& error) {
     log_error(error.what());

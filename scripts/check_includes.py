@@ -13,7 +13,7 @@ import sys
 # common/ comes first; launcher/ and worker/ never include each other.
 ROOMS = {
     "common": ["", "settings"],
-    "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "status", "output", "outcome", "job", "", "ctl"],
+    "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "status", "output", "remote", "outcome", "job", "", "ctl"],
     "worker": ["ddprun/flight", "ddprun/group", "ddprun/ddp", "ddprun/sharding", "ddprun/image", "ddprun/data",
                "ddprun/serialize", "ddprun/report", "ddprun/train/optim", "ddprun/train/state", "ddprun/train/model",
                "ddprun/train/record", "ddprun/train/loop", "ddprun/run", "ddprun", "config", "models", "tasks", "sam/model", "sam/data",

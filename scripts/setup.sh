@@ -3,7 +3,7 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Prometheus, tmux
+#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Prometheus, sshd, tmux
 #                  and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder, and
 #                  fetch the newest PyTorch that some of them run with, too
@@ -99,6 +99,13 @@ setup_prometheus() {
   if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
   install_packages prometheus || { say "warning: could not install prometheus; a part of its test will be skipped"; return; }
   if command -v systemctl >/dev/null; then as_root systemctl disable --now prometheus >&2 || true; fi
+}
+
+# Likewise, for the test of --hosts, which starts an sshd of its own: the service is not wanted.
+setup_sshd() {
+  if command -v sshd >/dev/null || [ -x /usr/sbin/sshd ]; then return; fi
+  install_packages openssh-server || { say "warning: could not install openssh-server; the test of --hosts will be skipped"; return; }
+  if command -v systemctl >/dev/null; then as_root systemctl disable --now ssh >&2 || true; fi
 }
 
 # Likewise, for the test that looks at the report page. Ubuntu has it only as a snap, which this does not install.
@@ -236,6 +243,7 @@ setup_packages
 [ "$dev" = no ] || setup_slurm
 [ "$dev" = no ] || setup_mpi
 [ "$dev" = no ] || setup_prometheus
+[ "$dev" = no ] || setup_sshd
 [ "$dev" = no ] || setup_browser
 [ "$dev" = no ] || setup_doxygen
 [ "$fetch_libtorch" = no ] || setup_libtorch

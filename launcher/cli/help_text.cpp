@@ -19,14 +19,15 @@ Workers
   --master-port PORT               port where the workers meet, MASTER_PORT [a free one, kept for the job]
   --rdzv-id ID                     name of the job, TORCHELASTIC_RUN_ID [random; on several nodes: none]
 
-Several nodes: start one ddprun on each; under srun no flag is needed
+Several nodes: --hosts=node1,node2, or start one ddprun on each; under srun no flag is needed
   --nnodes N|MIN:MAX [--spares K]  number of nodes, plus K spares; MIN:MAX: start with at least MIN, grow to MAX [1]
   --rdzv-endpoint HOST[:PORT],...  the node where all nodes meet, and those that take its place [port 29400]
   --node-rank N, --master-addr HOST, --master-port PORT   alternatively: this node's number and node 0's address
   --local-addr HOST                address where other nodes reach this one [its address towards the endpoint]
   --token-file FILE                secret that all nodes share (or DDPRUN_TOKEN); without one, anyone may join
-  --join-timeout SECONDS           give up if MIN nodes have not joined by then [600]
-  --last-call SECONDS              once MIN nodes have joined, wait this long for more [30]
+  --hosts HOST[:N],.. | --hostfile FILE   start ddprun on these hosts over ssh, with N workers or --nproc-per-node
+  --ssh COMMAND, --ssh-env NAME,PREFIX*,.., --ssh-ddprun PATH   how to reach them; more variables, and ddprun, there
+  --join-timeout, --last-call SECONDS   give up if MIN nodes have not joined by then [600]; then wait for more [30]
   --node-timeout SECONDS           a node that is silent this long counts as lost [10]
 
 Where they run
@@ -46,8 +47,7 @@ Output
 
 Failures, timeouts and signals
   --max-restarts N                 restart the workers after a failure, at most N times [0]
-  --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
-  --restart-window SECONDS         an attempt that runs this long resets the restart count
+  --restart-backoff, --restart-window SECONDS   wait before the first restart [0]; an attempt this long resets the count
   --restart-on-codes CODE,..       restart only after these exit codes or signals, such as 1,3-5,SIGKILL [any failure]
   --max-stalled-restarts N         end the job when N restarts in a row have brought no new step (ddprun.status)
   --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]

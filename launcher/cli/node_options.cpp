@@ -212,6 +212,20 @@ void read_dynamic(const settings::Values& values, Options& options) {
   options.nodes.successors.assign(endpoints.begin() + 1, endpoints.end());
 }
 
+/// How many nodes the hosts make; by default one each, but for the spares.
+std::pair<int, int> check_host_count(const settings::Values& values, const Options& options,
+                                     std::pair<int, int> wanted) {
+  const int hosts = static_cast<int>(options.hosts.all.size()), spares = options.nodes.spares;
+  if (spares > 0 && hosts - spares < 2)
+    values.reject("spares", "0 or as many as there are hosts beside the job's two or more");
+  if (!values.given("nnodes")) return {hosts - spares, hosts - spares};
+  if (wanted.second + spares != hosts)
+    values.reject("nnodes", std::to_string(hosts - spares) + " or MIN:" + std::to_string(hosts - spares) +
+                                ", one for each of the " + std::to_string(hosts) + " hosts" +
+                                (spares > 0 ? " but the spares" : ""));
+  return wanted;
+}
+
 void read_several(const settings::Values& values, const EnvLookup& environment,
                   const std::optional<SlurmStep>& step, const std::optional<MpiTask>& task,
                   Options& options) {
@@ -223,6 +237,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
       "a number from 0 to " + std::to_string(nodes.max_nodes - 1) + " (--nnodes=" + values.text("nnodes") +
           ")",
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
+  if (!options.hosts.all.empty()) return apply_hosts(values, options);
   nodes.token = read_token(values, environment);
   if (step) return apply_step(*step, values, options);
   if (task) {
@@ -278,6 +293,7 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
     if (nodes.spares > 0) check_spares(*step, values, nodes.spares);
     counts = {step->tasks - nodes.spares, step->tasks - nodes.spares};
   }
+  if (!options.hosts.all.empty()) counts = check_host_count(values, options, counts);
   if (!standalone) std::tie(nodes.min_nodes, nodes.max_nodes) = counts;
   if (!standalone && values.given("rdzv-backend") && values.text("rdzv-backend") != "c10d" &&
       values.text("rdzv-backend") != "static")

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ddprun/common/settings/command.h>
@@ -131,6 +132,9 @@ void check_spares(const SlurmStep& step, const settings::Values& values, int spa
 
 /// Notes if ddprun, in a batch script or shell, uses only one of several nodes that Slurm has allocated.
 void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
+
+/// The parts of a list between commas outside brackets.
+std::vector<std::string_view> host_list_parts(std::string_view text);
 
 /// The names in a Slurm host list, in order: "n[1-3,7],gpu-[001-010]-ib,x". Numbers have as many digits as
 /// the first of their range; if a name has several brackets, the last one varies fastest. nullopt: not a

@@ -184,6 +184,14 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("last-call", nodes.last_call, seconds_from(0)),
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
+      raw("hosts"),
+      raw("hostfile"),
+      parsed("ssh", options.hosts.ssh, parse_ssh,
+             "a command that takes a host and a command, such as ssh -p 2222"),
+      parsed("ssh-env", options.hosts.env, parse_variable_names,
+             "names of variables separated by commas; a '*' ends the beginning of several, as in "
+             "NCCL_*,HF_HOME"),
+      settings::text("ssh-ddprun", options.hosts.ddprun),
       parsed("gpus", options.gpus, parse_gpus,
              "numbers of GPUs, ranges or UUIDs (GPU-..., MIG-...), such as 0,2-3"),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
@@ -259,7 +267,7 @@ void note_without_effect(const Values& values, const EnvLookup& environment,
 /// Beyond this host, metrics require the token.
 void protect_metrics(const Values& values, const EnvLookup& environment, Options& options) {
   if (!options.metrics || options.metrics->host.starts_with("127.") || options.metrics->host == "::1") return;
-  options.metrics_token = read_token(values, environment);
+  options.metrics_token = options.hosts.channel >= 0 ? options.hosts.token : read_token(values, environment);
   if (options.metrics_token.empty())
     values.reject("metrics-port", "a loopback address, or a token (--token-file, DDPRUN_TOKEN)");
 }
@@ -451,7 +459,8 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
   return names;
 }
 
-Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment) {
+Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment,
+                      const StartOrder* order) {
   Options options;
   const settings::Command command = make_command(options);
   const Values values = read_command_line(arguments, environment, command);
@@ -464,6 +473,8 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   if (values.given("restart-on-codes"))
     options.restart.codes =
         parse_restart_codes(values.text("restart-on-codes"), values.source("restart-on-codes"));
+  read_hosts(values, environment, order, options);
+  options.hosts.words = arguments;
   read_nodes(values, environment, options);
   note_recover(options);
   if (values.given("max-stalled-restarts") && options.restart.max_restarts == 0)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ddprun/common/settings/command.h>
+#include "launcher/cli/hosts.h"
 #include "launcher/cli/node_options.h"
 #include "launcher/events/restart_policy.h"
 
@@ -65,6 +66,7 @@ struct OutputOptions {
   std::string prefix_template;  ///< --log-line-prefix-template; empty: kDefaultPrefixTemplate
   std::optional<bool> prefix;   ///< unset: on a terminal with several workers, and with --tee
   bool timestamps = false;
+  bool other_hosts = false;      ///< the console also shows lines of other hosts' workers (--hosts)
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };
 
@@ -73,6 +75,7 @@ struct Options {
   WorkersWanted nproc_per_node;
   std::string role = "default";
   NodesOptions nodes;
+  HostsOptions hosts;
   std::string run_id;              ///< empty: a random one
   std::optional<int> master_port;  ///< of the workers' store; unset: a free port
 
@@ -110,7 +113,10 @@ struct Options {
 constexpr int kMaxWorkersPerNode = 4096;
 
 /// Reads the command line (without argv[0]), see read_command_line(). throws UsageError, IoError
-Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment = process_env);
+///
+/// order  if the ddprun of another host has started this one
+Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment = process_env,
+                      const StartOrder* order = nullptr);
 
 /// What --help prints.
 std::string help_text();

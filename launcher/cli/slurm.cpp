@@ -30,21 +30,6 @@ std::optional<std::size_t> number(std::string_view text) {
   return parse_integer<std::size_t>(text, 0, SIZE_MAX);
 }
 
-/// The parts between commas outside brackets.
-std::vector<std::string_view> parts_of(std::string_view text) {
-  std::vector<std::string_view> parts;
-  bool inside = false;
-  std::size_t begin = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '[' || text[i] == ']') inside = text[i] == '[';
-    if (text[i] != ',' || inside) continue;
-    parts.push_back(text.substr(begin, i - begin));
-    begin = i + 1;
-  }
-  parts.push_back(text.substr(begin));
-  return parts;
-}
-
 /// Adds "1-3" or "7", with leading zeros as in the first number.
 bool add_range(std::string_view text, std::size_t max_names, Names& numbers) {
   const auto dash = text.find('-');
@@ -64,7 +49,7 @@ bool add_range(std::string_view text, std::size_t max_names, Names& numbers) {
 /// The content of a bracket: "1-3,7".
 std::optional<Names> expand_bracket(std::string_view text, std::size_t max_names) {
   Names numbers;
-  for (const auto range : parts_of(text))
+  for (const auto range : host_list_parts(text))
     if (!add_range(range, max_names, numbers)) return {};
   return numbers;
 }
@@ -173,7 +158,7 @@ std::optional<std::int64_t> step_number(const EnvLookup& environment) {
 }
 
 bool ignores_slurm(const settings::Values& values, const EnvLookup& environment) {
-  for (const char* name : {"nnodes", "node-rank", "rdzv-endpoint", "master-addr"})
+  for (const char* name : {"nnodes", "node-rank", "rdzv-endpoint", "master-addr", "hosts", "hostfile"})
     if (values.given(name)) return true;
   // A worker of another ddprun: the step's tasks belong to that job.
   return values.is_true("standalone") || environment(kJobIdVariable);
@@ -202,9 +187,23 @@ void check_task_flags(const SlurmStep& step, const settings::Values& values, con
 
 }  // namespace
 
+std::vector<std::string_view> host_list_parts(std::string_view text) {
+  std::vector<std::string_view> parts;
+  bool inside = false;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '[' || text[i] == ']') inside = text[i] == '[';
+    if (text[i] != ',' || inside) continue;
+    parts.push_back(text.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  parts.push_back(text.substr(begin));
+  return parts;
+}
+
 std::optional<Names> expand_host_list(const std::string& text, std::size_t max_names) {
   Names names;
-  for (const auto part : parts_of(text)) {
+  for (const auto part : host_list_parts(text)) {
     auto expanded = expand_name(part, max_names);
     if (!expanded || expanded->size() > max_names - names.size()) return {};
     std::move(expanded->begin(), expanded->end(), std::back_inserter(names));
@@ -215,7 +214,7 @@ std::optional<Names> expand_host_list(const std::string& text, std::size_t max_n
 std::optional<std::vector<int>> expand_counts(const std::string& text, std::size_t max_numbers) {
   constexpr std::size_t kHighest = 1'000'000;
   std::vector<int> numbers;
-  for (std::string_view part : parts_of(text)) {
+  for (std::string_view part : host_list_parts(text)) {
     std::optional<std::size_t> times = 1;
     if (const auto open = part.find("(x"); open != std::string_view::npos) {
       if (part.back() != ')') return {};

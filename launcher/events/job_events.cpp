@@ -107,8 +107,10 @@ void JobEvents::read_signals() {
   while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGCHLD) {
+      if (tell_) tell_(signal);
       push(ChildEnded{});
     } else if (signals_once_.counts(signal, sender_of(info, parent_), Clock::now())) {
+      if (tell_) tell_(signal);
       push(SignalReceived{signal});
     }
   }

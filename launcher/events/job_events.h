@@ -6,9 +6,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <deque>
+#include <functional>
 #include <list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "launcher/events/clock.h"
@@ -57,6 +59,9 @@ class JobEvents {
 
   void push(JobEvent event);
 
+  /// Also tells this function each signal as it comes, and SIGCHLD before somebody reaps the child.
+  void on_signal(std::function<void(int)> tell) { tell_ = std::move(tell); }
+
   /// True if next() would not wait.
   bool pending() const { return !events_.empty(); }
   /// True if a signal that ends the job is among the events.
@@ -76,6 +81,7 @@ class JobEvents {
   boost::asio::io_context& io_;
   const SignalFd& handled_;
   int end_signals_ = 0;
+  std::function<void(int)> tell_;
   Descriptor signals_;
   SignalsOnce signals_once_;
   const pid_t parent_ = ::getppid();

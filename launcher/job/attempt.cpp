@@ -179,7 +179,8 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     co_return received->signal;
   }
   if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) {
-    log_warning(printable(ended->reason) + ": ending this node's workers");
+    if (!job.options.hosts.is_silent())
+      log_warning(printable(ended->reason) + ": ending this node's workers");
     if (ended->dump_stacks) co_return co_await dump_stacks(job, group, attempt);
   }
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {

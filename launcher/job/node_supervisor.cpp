@@ -409,6 +409,7 @@ class NodeSupervisor : public Supervisor {
   /// Logs a reason from elsewhere, unless the user has seen it.
   void log_once(const std::string& reason, void (*tell)(std::string_view)) {
     if (!last_reason_.empty() && reason.compare(0, last_reason_.size(), last_reason_) == 0) return;
+    if (job_.options.hosts.is_silent()) return;  // the first host's ddprun tells it on the same terminal
     tell(printable(reason));
     last_reason_ = reason;
   }

@@ -28,6 +28,7 @@
 #include "launcher/job/job_monitor.h"
 #include "launcher/job/server.h"
 #include "launcher/plan/placement.h"
+#include "launcher/remote/remote_hosts.h"
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/workers/guard.h"
@@ -312,9 +313,28 @@ std::vector<UniqueFd> state_memory(const Options& options, int workers) {
   return all;
 }
 
+/// A job of which nothing runs here (--hosts).
+RunResult run_elsewhere(asio::io_context& io, Console& console, const Options& options,
+                        const std::vector<std::string>& environment, const std::string& job_id,
+                        JobRecord& record) {
+  if (options.dry_run) {
+    write_stdout(RemoteHosts::describe(options, environment));
+    return {};
+  }
+  reserve_low_descriptors();
+  raise_descriptor_limit();
+  const SignalFd signals(options.ending_signals, options.forwarded_signals);
+  Guard guard(temp_folder() / temp_name(job_id), job_id);
+  JobEvents events(io, signals);
+  RemoteHosts hosts(io, guard, console, options, environment);
+  return run_loop(io, events, wait_for_hosts(options, events, signals, console, hosts, record));
+}
+
 RunResult run_recorded(asio::io_context& io, Console& console, const Options& options,
                        const std::vector<std::string>& environment, const std::string& job_id,
                        const JobClock& clock, JobRecord& record) {
+  if (!options.hosts.all.empty() && !options.hosts.own)
+    return run_elsewhere(io, console, options, environment, job_id, record);
   Topology topology = detect_topology(wanted_gpus(options));
   choose_gpus(options, topology);
   warn_about_gpus(topology);
@@ -331,6 +351,8 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   const UniqueFd held = hold(temp.path());
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   JobEvents events(io, signals);
+  std::optional<Starter> starter;
+  if (options.hosts.channel >= 0) starter.emplace(io, options.hosts.channel, options);
   EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
   JobOutput outputs(console, options, record.run_id, job_id, temp.path());
   Job job{{.options = options,
@@ -352,6 +374,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
           log,
           outputs};
   if (options.dry_run) {
+    if (options.hosts.starts()) write_stdout(RemoteHosts::describe(options, environment) + "\n");
     show_plan(job);
     return {};
   }
@@ -369,6 +392,11 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   start_preload(job, temp.path(), preload);
   auto work = options.nodes.several() ? supervise_node(job, connections, record) : single.run();
   if (preload) work = once_preloaded(job, std::move(work));
+  std::optional<RemoteHosts> hosts;
+  if (options.hosts.starts()) {
+    hosts.emplace(io, guard, console, options, environment);
+    work = supervise_with_hosts(job, *hosts, connections, std::move(work));
+  }
   const RunResult result = run_loop(io, events, with_all_output(job, std::move(work)));
   preload.reset();
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};

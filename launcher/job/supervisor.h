@@ -15,6 +15,8 @@
 
 namespace ddprun::launcher {
 
+class RemoteHosts;
+
 struct RunResult {
   int exit_code = 0;
   std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun must die by it too
@@ -46,5 +48,18 @@ struct NodeConnections {
 ///
 /// throws  as run_attempt(); LaunchError if the coordinator is unreachable, lost or refuses this node
 boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record);
+
+/// This node's part of a job with --hosts, beside the ddpruns that it starts on the other hosts.
+///
+/// work    throws as its own does
+boost::asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts,
+                                                       NodeConnections& connections,
+                                                       boost::asio::awaitable<RunResult> work);
+
+/// A job with --hosts, none of which is this one: waits for those that it starts. The first one's exit code
+/// is the job's, or else that of the first one that fails.
+boost::asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& events,
+                                                 const SignalFd& signals, Console& console,
+                                                 RemoteHosts& hosts, JobRecord& record);
 
 }  // namespace ddprun::launcher

@@ -66,7 +66,7 @@ StreamPlan plan_stream(const OutputOptions& options, const OutputPlace& place, b
   }
   const bool untouched = plan.console && plan.prefix.empty() && plan.file.empty() &&
                          plan.filtered_file.empty() && !options.timestamps && !place.need_activity;
-  plan.inherit = workers == 1 && untouched;
+  plan.inherit = workers == 1 && untouched && !options.other_hosts;
   return plan;
 }
 
@@ -194,7 +194,7 @@ std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<Wor
   place.err_is_terminal = ::isatty(STDERR_FILENO) == 1;
   place.need_activity = options_.hang_timeout.has_value();
   place.role = options_.role;
-  place.host = host_name();
+  place.host = options_.hosts.own ? options_.hosts.all[*options_.hosts.own].name() : host_name();
   if (!options_.output.log_dir.empty()) place.attempt_folder = attempt_folder(attempt);
   place.folder_missing = folder_missing_;
   return plan_outputs(options_.output, place, specs[0].rank, static_cast<int>(specs.size()));

@@ -1,5 +1,5 @@
 // The small languages of --redirects and --tee, --local-ranks-filter, the line filters, --restart-on-codes
-// and Slurm's lists: one text, read as each of them.
+// Slurm's lists and --hosts: one text, read as each of them.
 #include <ddprun/common/errors.h>
 #include "launcher/cli/node_options.h"
 #include "launcher/cli/options.h"
@@ -47,6 +47,19 @@ void check_streams(const std::string& text) {
   expect(selection.of(kMaxWorkersPerNode) == selection.others, "ranks that are not listed are the others");
   expect(parse_stream_selection(spelt(selection)) == selection, "it is read as it is spelt",
          spelt(selection));
+}
+
+void check_hosts(const std::string& text) {
+  const auto hosts = parse_hosts(text);
+  if (!hosts) return;
+  std::string again;
+  for (const Host& host : *hosts) {
+    expect(!host.target.empty() && host.target[0] != '-' && !host.name().empty() && host.name()[0] != '-' &&
+               host.target.find_first_of(" \t\n'\"\\$`&|<>();") == std::string::npos,
+           "a host is no option of ssh and no word of a shell", host.target);
+    again += (again.empty() ? "" : ",") + host.target + (host.slots ? ":" + std::to_string(*host.slots) : "");
+  }
+  expect(parse_hosts(again) == hosts, "hosts are read as they are spelt", again);
 }
 
 void check_local_ranks(const std::string& text) {
@@ -108,5 +121,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check_line_filters(text);
   check_restart_codes(text);
   check_slurm_lists(text);
+  check_hosts(text);
   return 0;
 }

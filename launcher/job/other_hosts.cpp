@@ -1,0 +1,100 @@
+// A job with --hosts, on the ddprun that was typed: its part, if it has one, beside those that it has
+// started.
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <exception>
+#include <optional>
+
+#include <ddprun/common/logging.h>
+#include "launcher/events/launch_error.h"
+#include "launcher/job/supervisor.h"
+#include "launcher/remote/remote_hosts.h"
+
+namespace ddprun::launcher {
+namespace asio = boost::asio;
+namespace {
+
+// Within this time the nodes learn from the coordinator that one of them is lost.
+constexpr std::chrono::seconds kNewsTravel{5};
+
+/// Whether the job can do without one of its hosts.
+bool may_lose_hosts(const NodesOptions& nodes) { return nodes.elastic() || nodes.spares > 0; }
+
+}  // namespace
+
+asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, NodeConnections& connections,
+                                                asio::awaitable<RunResult> work) {
+  Timer late(job.io);
+  bool never_started = false, over = false;
+  hosts.start(job.events, [&](const RemoteHosts::Ended& ended) {
+    if (ended.exit_code == 0 || over) return;
+    if (may_lose_hosts(job.options.nodes)) return log_warning(ended.reason);
+    never_started |= !ended.started;
+    // The coordinator may know a better reason.
+    if (connections.server() != nullptr) return connections.server()->end(ended.exit_code, ended.reason);
+    if (!ended.started || job.options.hosts.own == 0U)
+      return job.events.push(OwnFailure{ended.exit_code, ended.reason});
+    late.expires_after(kNewsTravel);
+    late.async_wait([&job, ended](const boost::system::error_code& error) {
+      if (!error) job.events.push(OwnFailure{ended.exit_code, ended.reason});
+    });
+  });
+  RunResult result;
+  std::exception_ptr thrown;
+  try {
+    result = co_await std::move(work);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  over = true;
+  late.cancel();
+  co_await hosts.finish(job.events, never_started || thrown);
+  if (thrown) std::rethrow_exception(thrown);
+  co_return result;
+}
+
+asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& events, const SignalFd& signals,
+                                          Console& console, RemoteHosts& hosts, JobRecord& record) {
+  std::size_t running = options.hosts.all.size();
+  int first_code = 0;
+  std::optional<int> failure;
+  std::optional<JobEvents::Clock::time_point> until;
+  hosts.start(events, [&](const RemoteHosts::Ended& ended) {
+    --running;
+    if (ended.host == 0) first_code = ended.exit_code;
+    if (ended.exit_code != 0) {
+      const bool expected = ended.started && ended.exit_code != LaunchError::kOwnFailure;  // it has said why
+      if (!expected) (may_lose_hosts(options.nodes) ? log_warning : log_error)(ended.reason);
+      if (!may_lose_hosts(options.nodes)) {
+        if (!failure) failure = ended.exit_code, record.message = ended.reason;
+        const auto now = JobEvents::Clock::now();
+        if (!until) until = ended.started ? now + kNewsTravel : now;
+      }
+    }
+    events.push(PeerEvent{});
+  });
+  std::optional<int> signal;
+  while (running > 0 && events.end_signals() < 3) {
+    const JobEvent event = co_await events.next(until);
+    throw_if_failed(event);
+    if (std::holds_alternative<DeadlinePassed>(event)) break;
+    const auto* received = std::get_if<SignalReceived>(&event);
+    if (received == nullptr) continue;
+    if (received->signal == SIGTSTP) stop_by_terminal();
+    if (!signals.ends_job(received->signal) || signal) continue;
+    signal = received->signal;
+    log_warning(
+        "received " + signal_name(*signal) +
+        ": passed it on to all hosts; a second signal kills their workers, a third one ends the wait");
+  }
+  co_await hosts.finish(events, /*at_once=*/true);
+  while (events.end_signals() < 2)
+    if (co_await console.drain(LoopClock::now() + std::chrono::milliseconds(100))) break;
+  if (signal) {
+    record.outcome = SignalReceived{*signal};
+    co_return RunResult::by_signal(*signal);
+  }
+  co_return RunResult{failure.value_or(first_code), std::nullopt};
+}
+
+}  // namespace ddprun::launcher
