@@ -31,8 +31,7 @@ Several nodes: start one ddprun on each; under srun no flag is needed
 
 Where they run
   --numa-binding node|socket|exclusive|core-complex   bind each worker to CPUs, near its GPU if it has one
-  --gpus 0,2-3|UUID,...            the GPUs of this node's workers, in this order [all that are visible]
-  --virtual-local-rank             each worker sees only its own GPU, and has LOCAL_RANK 0
+  --gpus 0,2-3|UUID,..., --virtual-local-rank   this node's GPUs, in order; each worker sees only one, as LOCAL_RANK 0
 
 Output
   --prefix, --no-prefix            begin lines with role and local rank, as in [default0]: [if several share a terminal]
@@ -45,11 +44,10 @@ Output
   --log-max-size BYTES[K|M|G]      at this size rename a log file to FILE.1 and start a new one
 
 Failures, timeouts and signals
-  --max-restarts N                 restart the workers after a failure, at most N times [0]
+  --max-restarts N [--max-stalled-restarts K]   restart after a failure, N times; K in a row without a new step [0]
   --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
   --restart-window SECONDS         an attempt that runs this long resets the restart count
   --restart-on-codes CODE,..       restart only after these exit codes or signals, such as 1,3-5,SIGKILL [any failure]
-  --max-stalled-restarts N         end the job when N restarts in a row have brought no new step (ddprun.status)
   --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]
   --timeout SECONDS                end the job after this time, restarts included
   --hang-timeout SECONDS           workers that show neither output nor a heartbeat this long have failed
