@@ -156,7 +156,6 @@ TEST_CASE("ddprun prints help and version on stdout", "[launcher]") {
   const Finished help({{DDPRUN_PROGRAM, "--help"}});
   CHECK(help.status == ExitStatus::exited(0));
   CHECK_THAT(help.out, ContainsSubstring("--nproc-per-node"));
-  CHECK(lines_in(help.out) <= 66);
   const Finished version({{DDPRUN_PROGRAM, "--version"}});
   CHECK(version.status == ExitStatus::exited(0));
   CHECK_THAT(version.out, ContainsSubstring("ddprun "));
