@@ -2,12 +2,17 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <ddprun/common/errors.h>
@@ -159,6 +164,20 @@ void create_folders(const std::filesystem::path& path) {
   std::filesystem::create_directories(path, error);
   if (error) throw IoError(path, "cannot create the folder", error.value());
   for (const auto& folder : changed) sync_folder(folder);
+}
+
+FolderLock lock_folder(const std::filesystem::path& path) {
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<const UniqueFd>> locked;
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat of_folder {};
+  if (!fd || ::fstat(fd.get(), &of_folder) != 0) throw IoError(path, "cannot open the folder", errno);
+  const std::lock_guard guard(mutex);
+  auto& own = locked[{of_folder.st_dev, of_folder.st_ino}];
+  auto lock = own.lock();
+  if (lock == nullptr && (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK))
+    own = lock = std::make_shared<const UniqueFd>(std::move(fd));
+  return lock;
 }
 
 std::filesystem::path temp_folder() {

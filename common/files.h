@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -83,6 +84,13 @@ void sync_folder(const std::filesystem::path& path);
 /// Creates a folder and those above it, and waits until the names of new ones are on disk: else a power
 /// failure could take them away with everything inside. throws IoError
 void create_folders(const std::filesystem::path& path);
+
+/// Locked for this process as long as a copy lives.
+using FolderLock = std::shared_ptr<const UniqueFd>;
+
+/// Null if another process has locked the folder. On a file system without locks there is no protection.
+/// throws IoError
+FolderLock lock_folder(const std::filesystem::path& path);
 
 /// Where temporary files go: $TMPDIR, else /tmp; absolute.
 std::filesystem::path temp_folder();

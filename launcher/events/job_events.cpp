@@ -6,6 +6,10 @@
 #include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <string>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -57,6 +61,25 @@ asio::awaitable<JobEvent> JobEvents::next(std::optional<Clock::time_point> deadl
   co_return event;
 }
 
+namespace {
+
+/// Whether the process, which may have other threads, is no longer there or a zombie.
+bool is_dead(pid_t pid) try {
+  const std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
+  const auto name_end = stat.rfind(')');
+  return name_end == std::string::npos || stat.substr(name_end + 2, 1) == "Z";
+} catch (const IoError&) {
+  return true;
+}
+
+Sender sender_of(const signalfd_siginfo& info, pid_t parent) {
+  if (info.ssi_code == SI_QUEUE && info.ssi_int == kPassedOn) return Sender::kInit;
+  const bool from_parent = info.ssi_code == SI_USER && static_cast<pid_t>(info.ssi_pid) == parent;
+  return from_parent && is_dead(parent) ? Sender::kDeadParent : Sender::kOther;
+}
+
+}  // namespace
+
 void JobEvents::push(JobEvent event) {
   const auto* received = std::get_if<SignalReceived>(&event);
   if (received != nullptr && handled_.ends_job(received->signal)) ++end_signals_;
@@ -85,8 +108,7 @@ void JobEvents::read_signals() {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGCHLD) {
       push(ChildEnded{});
-    } else if (const bool passed_on = info.ssi_code == SI_QUEUE && info.ssi_int == kPassedOn;
-               signals_once_.counts(signal, passed_on, Clock::now())) {
+    } else if (signals_once_.counts(signal, sender_of(info, parent_), Clock::now())) {
       push(SignalReceived{signal});
     }
   }

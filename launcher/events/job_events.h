@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -76,6 +78,7 @@ class JobEvents {
   int end_signals_ = 0;
   Descriptor signals_;
   SignalsOnce signals_once_;
+  const pid_t parent_ = ::getppid();
   std::list<Descriptor> pidfds_;
   int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten
   Timer wake_up_;       ///< cancelled when an event arrives

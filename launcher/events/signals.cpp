@@ -105,8 +105,12 @@ void leave_init_process() {
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
-bool SignalsOnce::counts(int signal, bool passed_on, LoopClock::time_point now) {
+bool SignalsOnce::counts(int signal, Sender sender, LoopClock::time_point now) {
   constexpr std::chrono::seconds kTogether{1};
+  const bool passed_on = sender == Sender::kInit;
+  const auto before = last_.find({signal, false});
+  if (sender == Sender::kDeadParent && before != last_.end() && now - before->second < kTogether)
+    return false;
   const auto other = last_.find({signal, !passed_on});
   const bool is_second = other != last_.end() && now - other->second < kTogether;
   if (is_second)

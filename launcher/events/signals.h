@@ -57,14 +57,18 @@ void leave_init_process();
 /// In the value of a signal that the init process has passed on.
 constexpr int kPassedOn = 0x646470;
 
+/// Who has sent a signal.
+enum class Sender { kOther, kInit, kDeadParent };
+
 /// A signal for all processes of a group or container reaches ddprun twice: itself, and passed on by the init
-/// process. It counts once, for a second one would kill the workers.
+/// process. And with PR_SET_PDEATHSIG it comes from each thread of a parent that dies. It counts once, for a
+/// second one would kill the workers.
 class SignalsOnce {
  public:
-  bool counts(int signal, bool passed_on, LoopClock::time_point now);
+  bool counts(int signal, Sender sender, LoopClock::time_point now);
 
  private:
-  std::map<std::pair<int, bool>, LoopClock::time_point> last_;
+  std::map<std::pair<int, bool>, LoopClock::time_point> last_;  // by signal, and whether init passed it on
 };
 
 }  // namespace ddprun::launcher

@@ -106,6 +106,29 @@ TEST_CASE("a worker that ignores SIGTERM is killed after the grace period, by na
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("the death of a parent with many threads is one signal", "[launcher]") {
+  const TempDir folder;
+  const std::string script = folder.path() / "kernel.py";
+  write_file_atomic(
+      script,
+      "import ctypes, subprocess, sys, threading, time\n"
+      "for _ in range(16): threading.Thread(target=time.sleep, args=(600,)).start()\n"
+      "job = subprocess.Popen(sys.argv[1:], preexec_fn=lambda: ctypes.CDLL(None).prctl(1, 15))\n"
+      "job.wait()\n");
+  for (int i = 0; i < 5; ++i) {
+    const std::string ready = folder.path() / ("ready" + std::to_string(i)),
+                      saved = folder.path() / ("saved" + std::to_string(i));
+    Command kernel = ddprun_command({"--no-python", "sh", "-c",
+                                     "trap 'sleep 0.3; touch " + saved + "; exit 0' TERM; touch " + ready +
+                                         "; while :; do sleep 0.05; done"});
+    kernel.argv.insert(kernel.argv.begin(), {"python3", script});
+    Child child(kernel);
+    REQUIRE(wait_until([&] { return std::filesystem::exists(ready); }));
+    child.send_signal(SIGKILL);
+    CHECK(wait_until([&] { return std::filesystem::exists(saved); }));
+  }
+}
+
 TEST_CASE("a second signal skips the grace period", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=2", kLongGrace}, {"ready", "await", "say", "first", "await", "pause"}));
   REQUIRE(ddprun.wait_for_output("ready ", 2));

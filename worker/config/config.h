@@ -162,15 +162,15 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
 /// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
+/// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
+void lock_run_folder(const std::filesystem::path& folder);
+
 /// Where this process's ddprun job has saved a checkpoint: in `out`, or if that is empty, in a folder of
 /// runs/. Empty: it has not.
 std::filesystem::path folder_of_this_job(const std::filesystem::path& out);
 
 /// Removes the folder if it holds only what every run writes before its first step.
 void remove_unused_run_folder(const std::filesystem::path& folder);
-
-/// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
-void lock_run_folder(const std::filesystem::path& folder);
 
 /// The files that write_run_files() writes.
 std::vector<std::string> run_file_names();

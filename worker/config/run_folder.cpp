@@ -1,7 +1,5 @@
 #include "worker/config/config.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +24,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::worker {
@@ -85,11 +84,8 @@ std::string git_commit() {
 }  // namespace
 
 void lock_run_folder(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
-  // Not closed: that would release the lock. On a file system without locks there is no protection.
+  static std::vector<FolderLock> locks;
+  for (auto& lock : train::lock_run_folder(folder)) locks.push_back(std::move(lock));
 }
 
 fs::path make_run_folder(const Config& config) {
@@ -98,8 +94,8 @@ fs::path make_run_folder(const Config& config) {
     throw IoError(resume, "does not exist; --resume expects a checkpoint, or auto");
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   create_folders(folder);
-  lock_run_folder(folder);
   create_folders(folder / "checkpoints");
+  lock_run_folder(folder);
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);

@@ -1,6 +1,8 @@
 #include "worker/config/config.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -332,6 +334,10 @@ TEST_CASE("a run folder is made, for one run at a time", "[config]") {
   config.train.out = dir.path() / "a" / "b";
   CHECK(make_run_folder(config) == config.train.out);
   CHECK(std::filesystem::is_directory(config.train.out / "checkpoints"));
+  CHECK(make_run_folder(config) == config.train.out);  // the same process may have it twice
+  const UniqueFd another(::open(dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  REQUIRE(::flock(another.get(), LOCK_EX | LOCK_NB) == 0);
+  config.train.out = dir.path();
   CHECK_THROWS_AS(make_run_folder(config), UsageError);
   CHECK_THROWS_WITH(make_run_folder(config), ContainsSubstring("another run is using"));
 }

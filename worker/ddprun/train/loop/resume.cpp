@@ -66,9 +66,10 @@ Summary read_summary(const Run& run, const Resumed* resumed) try {
   return {};
 }
 
-std::unique_ptr<RunFolder> begun_on_rank_0(const Run& run, const Resumed* resumed) {
+std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   const auto& options = run.options;
   create_folders(options.out / "checkpoints");
+  run.locks = lock_run_folder(options.out);
   auto folder = std::make_unique<RunFolder>(options.out);
   std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
   if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
@@ -113,6 +114,15 @@ std::string why_ended(const Run& run, const std::string& stop_reason, std::int64
 }
 
 }  // namespace
+
+std::vector<FolderLock> lock_run_folder(const fs::path& folder) {
+  std::vector<FolderLock> locks = {lock_folder(folder)};
+  if (const auto checkpoints = folder / "checkpoints"; fs::exists(checkpoints))
+    locks.push_back(lock_folder(checkpoints));  // it may be a link, which several runs have
+  if (std::ranges::count(locks, nullptr) > 0)
+    throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
+  return locks;
+}
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {
   std::error_code error;

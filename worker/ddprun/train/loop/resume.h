@@ -3,7 +3,9 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include <ddprun/common/files.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/state/run_folder.h>
@@ -12,15 +14,17 @@ namespace ddprun::train {
 
 // How a training begins: from which checkpoint, and in whose folder. Every rank calls these.
 
+/// Keeps other processes from using a run folder. throws UsageError if one does, IoError
+std::vector<FolderLock> lock_run_folder(const std::filesystem::path& folder);
+
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
 bool continues_in(const std::filesystem::path& run_folder, const Resumed& from);
 
 /// Finds the checkpoint to resume from, the same on every rank.
 ///
 /// returns  nullopt to start from scratch
-/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError,
-/// also
-///          if there are checkpoints and none can be used
+/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError if
+///          a file cannot be read, or there are checkpoints and none can be used
 std::optional<Resumed> find_resumed(const Run& run);
 
 /// Makes the folder this run's on rank 0, before anything is written there, and sets the run's folder and

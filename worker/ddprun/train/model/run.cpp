@@ -138,6 +138,8 @@ void check_options(const Task& task, const TrainerOptions& options) {
   choose_monitor(task, options.checkpoint.monitor, within_epochs);
   if (options.checkpoint.filename == "last")
     throw UsageError("--checkpoint-name: expected another name than 'last', which the newest checkpoint has");
+  if (options.checkpoint.filename.find('/') != std::string::npos)
+    throw UsageError("--checkpoint-name: expected a name without '/'");
   for (std::string_view rest = options.checkpoint.filename; !rest.empty();) {  // run.json is UTF-8
     const auto size = first_character(rest).size;
     if (size == 0) throw UsageError("--checkpoint-name: expected a name in UTF-8");

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/files.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/task.h>
@@ -42,8 +43,9 @@ struct Run {
   InMemory in_memory = look_in_memory(options);
   std::string monitor = choose_monitor(task, options.checkpoint.monitor, options.val_every_steps > 0);
   MonitorMode mode = monitor_mode(options.checkpoint, monitor);
-  RunFolder* folder = nullptr;  ///< on rank 0, once the training begins
-  RunIdentity identity = {};    ///< the same on every rank
+  RunFolder* folder = nullptr;         ///< on rank 0, once the training begins
+  std::vector<FolderLock> locks = {};  ///< on it
+  RunIdentity identity = {};           ///< the same on every rank
 
   bool on_rank_0() const { return group.rank() == 0; }
   /// In optimizer steps, as far as they are known in advance.

@@ -173,6 +173,9 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     identity_ = {random_hex(), 1};
   } else {
     if (!overwrites) replaced_.clear();  // nobody said now that it may go
+    if (job_.empty() || job_ != process_env(kJobIdVariable))
+      for (const char* name : {"metrics.csv", "metrics.jsonl"})
+        if (files_.contains(name)) keep_earlier(folder_ / name);
     auto foreign = names;
     std::erase_if(foreign, [&](const auto& name) { return files_.contains(name); });
     move_to("earlier", {foreign.begin(), foreign.end()});

@@ -60,14 +60,12 @@ class RunFolder {
 
   /// Begins a new run: what is listed, or in its way, moves to a folder replaced-RUN, from which
   /// remove_replaced() removes it. A run without any checkpoint, weights or summary begins again, under its
-  /// identity.
+  /// identity; in another job it keeps a copy of its metrics.
   ///
-  /// overwrites  else what was listed is in replaced-earlier, for good, and so is what an --overwrite
-  /// replaced
-  ///             that was killed
+  /// overwrites  false: what was listed, or an --overwrite replaced that was killed, is kept for good
   void begin(const std::vector<std::string>& names, bool overwrites = true);
   /// Continues the run, from a state of this identity. An older version's files with these names count as its
-  /// own from now on. throws  also if its metrics cannot be read
+  /// own from now on. Its metrics must be readable.
   ///
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);

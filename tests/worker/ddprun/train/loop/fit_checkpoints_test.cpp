@@ -1,4 +1,6 @@
 // What a training leaves on the disk, and how it goes on from there.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
@@ -146,6 +148,28 @@ TEST_CASE("a training in the folder of another is refused, unless it is to set t
   options.overwrite = true;
   run(make_task(), options);
   CHECK(checkpoints_in(options.out).contains("last.pt"));
+}
+
+TEST_CASE("a folder that another process trains in, or whose checkpoints are there, is refused", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  options.checkpoint.resume = "auto";
+  run(make_task(), options);
+  run(make_task(), options);  // the first training has left it
+  for (const auto& folder : {options.out, options.out / "checkpoints"}) {
+    const UniqueFd other(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    REQUIRE(::flock(other.get(), LOCK_EX | LOCK_NB) == 0);
+    options.epochs += 1;
+    CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("another run is using"));
+  }
+  run(make_task(), options);
+}
+
+TEST_CASE("a checkpoint's name has no folder", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  options.checkpoint.filename = "best/{epoch}";
+  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("a name without '/'"));
 }
 
 TEST_CASE("separate weights that do not fit on the disk do not end the run", "[fit]") {

@@ -125,6 +125,25 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
                                                       "replaced-" + earlier.run + "/summary.json"});
 }
 
+TEST_CASE("metrics of a run that was killed before its first checkpoint are kept", "[run_folder]") {
+  const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
+  const auto begin = [&](const char* job) {
+    ::setenv("DDPRUN_JOB_ID", job, 1);
+    RunFolder folder(dir.path());
+    folder.begin(kNames);
+    ::unsetenv("DDPRUN_JOB_ID");
+    folder.claim(dir.path() / "metrics.csv");
+    write(dir.path() / "metrics.csv", std::string(job) + "\n");
+  };
+  begin("first");
+  begin("first");  // restarted
+  CHECK_FALSE(fs::exists(dir.path() / "metrics-branch=1.csv"));
+  begin("second");
+  CHECK(read_file(dir.path() / "metrics-branch=1.csv") == "first\n");
+  CHECK(read_file(dir.path() / "metrics.csv") == "second\n");
+}
+
 TEST_CASE("a replaced run that was resumed, or is being resumed, is not removed", "[run_folder]") {
   const TempDir dir;
   const auto earlier = make_run(dir.path());
