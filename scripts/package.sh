@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes packages in dist/: deb and wheel contain only the launcher; worker-wheel contains the worker, the library and its
-# headers, to be installed next to PyTorch's torch wheel of the same minor version. The wheel's build tools need a network.
+# Makes packages in dist/, with their checksums in SHA256SUMS: deb and wheel contain only the launcher; worker-wheel contains the worker, the
+# library and its headers, to be installed next to PyTorch's torch wheel of the same minor version. The wheel's build tools need a network.
 #
 # usage: scripts/package.sh [deb] [wheel] [worker-wheel]      (default: all)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,3 +32,5 @@ done
 cd "$root"
 mkdir -p dist
 for kind in "$@"; do step "packaging ($kind)" "package_$kind"; done
+cd dist
+sha256sum -- *.deb *.whl 2>/dev/null >SHA256SUMS || true # there may be none of a kind
