@@ -72,7 +72,7 @@ std::string chosen(const std::vector<std::string>& flags, const std::optional<st
   return run.status.success() ? run.out : run.err;
 }
 
-TEST_CASE("--gpus chooses GPUs of this node, in its order", "[launcher][gpu]") {
+TEST_CASE("a flag chooses GPUs of this node, in its order", "[launcher][gpu]") {
   CHECK(chosen({"--gpus=3,0-1"}, std::nullopt) == "0: 3,0,1.\n");
   CHECK(chosen({"--gpus=GPU-cccc"}, std::nullopt) == "0: GPU-cccc.\n");
   CHECK(chosen({"--gpus=MIG-1111"}, std::nullopt) == "0: MIG-1111.\n");
@@ -88,7 +88,7 @@ TEST_CASE("--gpus chooses GPUs of this node, in its order", "[launcher][gpu]") {
   CHECK(count_of("0: 1.", each) == 1);
 }
 
-TEST_CASE("--gpus that are not visible, or named twice, are a usage error", "[launcher][gpu]") {
+TEST_CASE("chosen GPUs that are not visible, or named twice, are a usage error", "[launcher][gpu]") {
   CHECK(chosen({"--gpus=4"}, std::nullopt) ==
         "ddprun: error: --gpus: expected numbers from 0 to 3, or UUIDs of visible GPUs, got '4'\n");
   CHECK_THAT(chosen({"--gpus=2"}, "0,1"), ContainsSubstring("expected numbers from 0 to 1, "));

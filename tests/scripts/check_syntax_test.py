@@ -38,6 +38,7 @@ class CheckSyntax(unittest.TestCase):
     def test_faults_are_named_with_their_line(self):
         for name, text in [
             ("a.py", "x = 1\ndef f(:\n"),
+            ("a_test.cpp", "\nTEST_CASE(\"--flag\") {}\n"),
             ("a.sh", "true\nif true; then\n"),
             ("run", "#!/usr/bin/env bash\n(\n"),
             ("a.md", "text\n<<<<<<< ours\ntext\n=======\n"),

@@ -66,7 +66,7 @@ TEST_CASE("a hostfile is Open MPI's, DeepSpeed's or Hydra's, with comments") {
                     "--hostfile: expected a host in each line, got none in 'f'");
 }
 
-TEST_CASE("--ssh-env takes names and beginnings of names, --ssh words") {
+TEST_CASE("other hosts get variables by name and by the beginning of names, and ssh its words", "[options]") {
   CHECK(parse_variable_names("A,B_*") == Words{"A", "B_*"});
   for (const char* text : {"", "A,", "A=1", "*A", "A*B"}) CHECK_FALSE(parse_variable_names(text));
   CHECK(parse_ssh("ssh  -p 2") == Words{"ssh", "-p", "2"});
