@@ -182,12 +182,13 @@ int take_signals(const std::vector<int>& ending) {
 }
 
 /// --result-json, without waiting for a stalled disk for ever. A second signal ends the wait.
-asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record,
+///
+/// signals  that asked for the job's end have come before
+asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record, int signals,
                                    const std::vector<int>& ending_signals) {
   const auto copy = std::make_shared<const JobRecord>(record);
   const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
   const auto deadline = LoopClock::now() + kRecordPatience;
-  int signals = record.ended_by ? 1 : 0;
   const std::function<bool()> give_up = [&] { return (signals += take_signals(ending_signals)) > 1; };
   try {
     if (co_await run_aside(write, deadline, &give_up) != AsideEnd::kDone)
@@ -292,6 +293,7 @@ RunResult run_loop(asio::io_context& io, JobEvents& events, asio::awaitable<RunR
       events.push(OwnFailure{exit_code_of(error), error.what()});
     }
   if (thrown) std::rethrow_exception(thrown);
+  result.end_signals = events.end_signals();
   return result;
 }
 
@@ -436,7 +438,7 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   record.end = clock.date(JobEvents::Clock::now());
   if (!result_json.empty()) {
     asio::io_context aside(1);  // the other one has handlers of what is gone
-    asio::co_spawn(aside, write_record(result_json, record, options.ending_signals), asio::detached);
+    asio::co_spawn(aside, write_record(result_json, record, result.end_signals, options.ending_signals), asio::detached);
     aside.run();
   }
   console.finish(kPatienceAtEnd);

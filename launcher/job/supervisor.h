@@ -20,6 +20,7 @@ class RemoteHosts;
 struct RunResult {
   int exit_code = 0;
   std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun must die by it too
+  int end_signals = 0;          ///< how many asked for the end, also after the workers had ended
 
   static RunResult by_signal(int signal) { return {exit_code_of_signal(signal), signal}; }
 };
