@@ -208,6 +208,10 @@ void read_hosts(const settings::Values& values, const EnvLookup& environment, co
   } else {
     if (!environment(kJobIdVariable) && slurm_step(environment))
       throw UsageError(values.source(flag) + ": expected no srun, which itself starts a ddprun on each node");
+    if (const auto task = mpi_task(values, environment))
+      throw UsageError(values.source(flag) + ": expected no " + task->launcher->name +
+                       ", which itself starts " + std::to_string(task->tasks) + " ddpruns (" +
+                       task->launcher->tasks + ")");
     hosts.all = listed_hosts(values);
     check_flags(values, flag, hosts);
     check_meeting_place(values, flag, hosts);

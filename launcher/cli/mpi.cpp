@@ -194,13 +194,15 @@ void apply_task(const MpiTask& task, const settings::Values& values, const EnvLo
   nodes.is_host = hosts;
   // Tasks that count the nodes differently do not meet.
   if (options.run_id.empty())
-    options.run_id = "mpi-" + (task.job ? std::to_string(*task.job) + "-" : "") +
-                     std::to_string(task.nodes()) + "x" + std::to_string(task.node_tasks);
+    options.run_id = "mpi-" + std::to_string(task.job ? *task.job : hash_of(joined(options.program, "\n"))) +
+                     "-" + std::to_string(task.nodes()) + "x" + std::to_string(task.node_tasks);
   if (task.node_tasks == 1) {
     if (task.task < nodes.max_nodes) nodes.node_rank = task.task;  // else a spare
     return;
   }
   check_mpi_flags(task, values, options);
+  if (task.task == 0)
+    options.notes.push_back(shown_tasks(task) + ", the workers of one job; with --standalone each is a job");
   nodes.node_rank = task.task;
   nodes.node_name = host_name() + " task " + std::to_string(task.task);
   nodes.first_local_rank = task.node_task;

@@ -438,7 +438,8 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   record.end = clock.date(JobEvents::Clock::now());
   if (!result_json.empty()) {
     asio::io_context aside(1);  // the other one has handlers of what is gone
-    asio::co_spawn(aside, write_record(result_json, record, result.end_signals, options.ending_signals), asio::detached);
+    asio::co_spawn(aside, write_record(result_json, record, result.end_signals, options.ending_signals),
+                   asio::detached);
     aside.run();
   }
   console.finish(kPatienceAtEnd);

@@ -39,6 +39,15 @@ std::string without_token(const std::string& variable) {
   return variable.starts_with(std::string(kTokenVariable) + "=") ? "" : variable;
 }
 
+/// As the shell calls it: on other hosts a link in it may lead elsewhere.
+std::filesystem::path current_folder() {
+  const std::filesystem::path shown = process_env("PWD").value_or("");
+  std::error_code error;
+  return shown.is_absolute() && std::filesystem::equivalent(shown, ".", error)
+             ? shown
+             : std::filesystem::current_path();
+}
+
 /// What the other side, or ssh, has said last: its reason. Without ddprun's name.
 std::string last_line(const std::string& said) {
   std::string last;
@@ -240,7 +249,7 @@ void RemoteHosts::start_more() {
     order.port = options_.hosts.port;
     order.token = options_.hosts.token;
     order.prefix = options_.output.prefix.value_or(false);
-    order.folder = std::filesystem::current_path();
+    order.folder = current_folder();
     order.environment = environment_for_others(environment_, options_.hosts.env);
     order.words = options_.hosts.words;
     auto connection = std::make_shared<Connection>(*this, host);
@@ -314,7 +323,7 @@ std::string RemoteHosts::describe(const Options& options, const std::vector<std:
       continue;
     }
     text += "\n  runs: " + shown_command(ssh_command(options.hosts, host)) + "\n";
-    text += "  folder: " + printable(std::filesystem::current_path().string()) + "\n";
+    text += "  folder: " + printable(current_folder().string()) + "\n";
     text += "  ddprun's words: " + shown_command(options.hosts.words) + "\n";
     text += "  variables: " + (names.empty() ? "none" : joined(names, ", ")) + "\n";
   }
@@ -350,6 +359,7 @@ void Starter::take(const std::string& line) {
   const auto is_one = [&](const std::vector<int>& list) {
     return signal && std::ranges::find(list, *signal) != list.end();
   };
+  ending_ = ending_ || is_one(options_.ending_signals);
   if (is_one(options_.ending_signals) || is_one(options_.forwarded_signals)) ::kill(::getpid(), *signal);
 }
 
@@ -359,6 +369,7 @@ void Starter::end() {
   const bool terminates = std::ranges::find(ending, SIGTERM) != ending.end();
   // Where no signal ends the job, the guard does.
   const int signal = terminates ? SIGTERM : ending.empty() ? SIGKILL : ending.front();
+  if (ending_) return;  // a second one would kill workers that are saving
   log_warning("the ssh connection that has started this ddprun has ended: ending the workers");
   ::kill(::getpid(), signal);
 }

@@ -92,6 +92,7 @@ class Starter {
   boost::asio::posix::stream_descriptor channel_;
   const Options& options_;
   std::string line_;
+  bool ending_ = false;  ///< it has passed on a signal that ends the job
 };
 
 }  // namespace ddprun::launcher

@@ -200,7 +200,8 @@ void visit(auto& fields, Failed& failed) {
 
 void visit(auto& fields, Ended& ended) {
   fields.integer("round", ended.round, 0, kMaxRound);
-  const auto to_int = [](std::int64_t number) {
+  const auto to_int = [&](std::int64_t number) {
+    if (number > INT_MAX) ended.reached.starts_over = true;  // it does not tell how far
     return static_cast<int>(std::min<std::int64_t>(number, INT_MAX));
   };
   std::optional<int> epoch, step;

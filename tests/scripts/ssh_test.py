@@ -203,6 +203,19 @@ class What(Hosts):
         self.assertNotIn("the-token", out + err)
 
 
+    def test_the_folder_is_as_the_shell_calls_it(self):
+        link = self.folder / "link"
+        link.symlink_to(self.work)
+        code, out, err = self.run_job("--dry-run", "true", env={"PWD": str(link)})
+        self.assertEqual(code, 0, err)
+        self.assertIn(f"folder: {link}\n", out)
+
+    def test_a_task_of_mpirun_starts_no_other_hosts(self):
+        task = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("SIZE", "2"), ("RANK", "0"), ("LOCAL_SIZE", "2"), ("LOCAL_RANK", "0"))}
+        code, _, err = self.run_job("true", env=task)
+        self.assertEqual(code, 2, err)
+        self.assertIn("--hosts: expected no", err)
+
     def test_on_a_terminal_each_line_names_its_host(self):
         words = [DDPRUN, "--hosts=127.0.0.1,127.0.0.2", f"--ssh={self.ssh()}", "sh", "-c", "printf 'unfinished '; echo line"]
         done = subprocess.run(["script", "-qec", shlex.join(words), "/dev/null"], cwd=self.work, stdin=subprocess.DEVNULL,
@@ -264,6 +277,16 @@ class Endings(Hosts):
             self.assert_nothing_is_left()
             for file in self.folder.glob("begun*"):
                 file.unlink()
+
+    def test_a_worker_that_saves_has_its_time_though_another_host_has_ended(self):
+        saves = (f"trap 'sleep 8; touch {self.folder}/saved; exit 0' TERM; echo begun $RANK; "
+                 "if [ $RANK = 0 ]; then trap - TERM; exec sleep 1000; fi; while :; do sleep 0.1; done")
+        job = self.start("--rdzv-endpoint=127.0.0.2", "sh", "-c", saves, hosts="node2,node3")
+        self.assertEqual({job.stdout.readline() for _ in range(2)}, {"begun 0\n", "begun 1\n"})
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait(timeout=60), -signal.SIGTERM)
+        self.assertTrue((self.folder / "saved").exists())
+        self.assert_nothing_is_left()
 
     def test_a_second_signal_kills_the_workers_of_all_hosts(self):
         for hosts, words in [("127.0.0.1,127.0.0.2", ()), ("node2,node3", ("--rdzv-endpoint=127.0.0.2",))]:
