@@ -32,7 +32,7 @@ std::optional<int> parse_slots(std::string_view text) { return parse_integer(tex
 bool is_user(std::string_view text) {
   return !text.empty() && text.front() != '-' && std::ranges::all_of(text, [](unsigned char c) {
     return c > ' ' && c < 127 &&
-           std::string_view("@,:;'\"\\$`&|<>()").find(static_cast<char>(c)) == std::string_view::npos;
+           std::string_view("@,:;'\"\\$`&|<>()[]").find(static_cast<char>(c)) == std::string_view::npos;
   });
 }
 
@@ -43,6 +43,11 @@ std::optional<std::vector<Host>> parse_targets(const std::string& text, std::opt
   const std::string name = text.substr(user.size());
   if (!user.empty() && !is_user(std::string_view(user).substr(0, at))) return {};
   if (name.find(':') != std::string::npos) {
+    // Asio takes anything as an interface's name, fe80::1%eth0, and stops at NUL.
+    constexpr std::string_view kOfAddress = "0123456789abcdefABCDEF:.";
+    const std::string_view interface = std::string_view(name).substr(std::min(name.find('%'), name.size()));
+    if (name.find_first_not_of(kOfAddress) < name.size() - interface.size()) return {};
+    if (!interface.empty() && !is_user(interface)) return {};
     const auto address = parse_host(name);
     return address && *address == name ? std::optional(std::vector{Host{user + name, slots}}) : std::nullopt;
   }

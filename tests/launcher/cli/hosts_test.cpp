@@ -66,6 +66,14 @@ TEST_CASE("a hostfile is Open MPI's, DeepSpeed's or Hydra's, with comments") {
                     "--hostfile: expected a host in each line, got none in 'f'");
 }
 
+TEST_CASE("a host has no control characters, which a file may have", "[options]") {
+  CHECK(parse_hosts("fe80::1%eth0"));
+  CHECK_FALSE(parse_hosts("fe80::1%e;th0"));
+  CHECK_FALSE(parse_hosts("fe80::1%\xbf"));
+  CHECK_FALSE(parse_hosts(std::string("::\0 -oProxyCommand=x", 20)));
+  CHECK_FALSE(parse_hosts(std::string("node\0", 5)));
+}
+
 TEST_CASE("other hosts get variables by name and by the beginning of names, and ssh its words", "[options]") {
   CHECK(parse_variable_names("A,B_*") == Words{"A", "B_*"});
   for (const char* text : {"", "A,", "A=1", "*A", "A*B"}) CHECK_FALSE(parse_variable_names(text));
