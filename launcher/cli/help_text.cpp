@@ -2,8 +2,9 @@
 
 namespace ddprun::launcher {
 
-std::string help_text() {
-  return R"(ddprun: starts N copies of a program with torchrun's environment, and supervises
+namespace {
+
+constexpr char kHelp[] = R"(ddprun: starts N copies of a program with torchrun's environment, and supervises
 them as one job.
 
 usage: ddprun [flags] [--] PROGRAM [arguments]
@@ -147,6 +148,9 @@ its signal. Ctrl-C and SIGTERM end the job; a second one ends it at once. Exit
 codes: 2 usage error, 124 timeout or hang, 125 ddprun's own failure, 126
 PROGRAM is not executable, 127 PROGRAM not found.
 )";
-}
+
+}  // namespace
+
+std::string help_text() { return kHelp; }
 
 }  // namespace ddprun::launcher
