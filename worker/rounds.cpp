@@ -89,6 +89,15 @@ void log_unused_flags(const Config& config, bool recovers, bool parts) {
          "--replicate-shards has no effect: every rank has the whole state");
 }
 
+/// Otherwise NCCL's watchdog ends the process when a rank is lost. And where it dumps its flight recorder,
+/// the rank is free only after 60 s, four times the time that a dump may take.
+void leave_nccl_errors_to_rounds() {
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);
+  if (std::getenv("TORCH_NCCL_DUMP_ON_TIMEOUT") != nullptr) return;
+  ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 1);
+  ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", 0);
+}
+
 /// Decides whether this rank continues in place when another one is lost, and from which memory.
 void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMemory& in_memory) {
   const WorkerEnv& env = rounds.env();
@@ -98,7 +107,7 @@ void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMem
   memory.file.reset(), memory.copies.reset();
   config.train.memory = nullptr;
   if (rounds.enabled() && (!on_gpu || config.recover_on_gpu) && (env.state_fd || !memory.parts)) {
-    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // otherwise NCCL ends the process first
+    if (on_gpu) leave_nccl_errors_to_rounds();
     config.train.memory = &memory;
     if (env.state_fd && (env.local_rank == 0 || memory.parts))
       memory.file = std::make_unique<train::MemoryFile>(*env.state_fd);

@@ -569,6 +569,9 @@ class _Rounds:
         del os.environ["DDPRUN_ROUND_FD"]  # it ends with this call
         os.set_inheritable(self._socket.fileno(), False)
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or NCCL's watchdog aborts collectives first, and ends the process
+        if "TORCH_NCCL_DUMP_ON_TIMEOUT" not in os.environ:  # or it dumps its flight recorder, and sleeps 60 s for that
+            os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+            os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
         self._wake, self._waker = socket.socketpair()
         threading.Thread(target=self._watch, name="ddprun-rounds", daemon=True).start()
 

@@ -65,9 +65,11 @@ def check_tests(check):
     def of(program, name):
         done = check.run([program, name.replace(",", "\\,")], programs)
         return "" if done.returncode == 0 else f"exit {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
-    tests = [(program, name) for program in sorted((check.bundle / "tests").iterdir())
-             for name in check.run([program, "--list-test-names-only", "[gpu]"], {}).stdout.splitlines() if name]
-    check.each([(f"test: {name}", lambda program=program, name=name: of(program, name)) for program, name in tests])
+    for program in sorted((check.bundle / "tests").iterdir()):
+        names = [name for name in check.run([program, "--list-test-names-only", "[gpu]"], {}).stdout.splitlines() if name]
+        if not names:
+            check.say(f"tests of {program.name}", "it has none")
+        check.each([(f"test: {name}", lambda name=name: of(program, name)) for name in names], check.several())
 
 
 def compared(check, what, done, out, beside, allowed):
@@ -157,12 +159,14 @@ def replaced_rank(check, backend):
                 check.bundle / "bin/worker", "mnist",
                 f"--data={check.folder / 'mnist'}", "--limit-train=32768", "--batch-size=32", f"--max-steps={steps}", "--log-interval=1", "--deterministic",
                 f"--backend={backend}", "--recover-on-gpu", f"--out={check.folder / out}"]
-    whole, out = f"whole-{backend}", f"replaced-{backend}"
+    whole, out, times = f"whole-{backend}", f"replaced-{backend}", [time.monotonic()]
     undisturbed = check.run([check.bundle / "bin/ddprun", "--nproc-per-node=2", *words(whole), f"--device={check.device}", "--overwrite",
                              "--no-tensorboard"], {})
     if undisturbed.returncode != 0:
         return ended(undisturbed)
+    times.append(time.monotonic())
     done = with_killed_rank(check, words(out), "(3%)")
+    times.append(time.monotonic())
     if isinstance(done, str) or done.returncode != 0:
         return done if isinstance(done, str) else ended(done)
     if "continuing from memory after step" not in done.stdout:
@@ -171,7 +175,12 @@ def replaced_rank(check, backend):
     if len(losses) < steps - 1 or steps not in losses:  # the row of the step before the kill may be missing
         return f"losses of {len(losses)} steps, expected {steps}"
     differ = [step for step, loss in losses.items() if loss != expected.get(step)]
-    return f"the losses differ from step {min(differ):.0f} on" if differ else ""
+    if differ:
+        return f"the losses differ from step {min(differ):.0f} on"
+    longer = times[2] - times[1] - (times[1] - times[0])
+    check.figures.setdefault("replaced", {})[backend] = longer
+    # Undisturbed it takes seconds. NCCL's watchdog would hold its rank up for a minute.
+    return "much longer" if longer > 30 else "", f"{longer:.1f} s longer than undisturbed"
 
 
 def check_faults(check):

@@ -82,6 +82,9 @@ def markdown(figures):
                            [[what, f"{100 * part:.2f} %"] for what, part in trainings.items()]))
     if accuracy := figures.get("accuracy"):
         parts.append(f"ResNet-18 on CIFAR-10, {accuracy['epochs']} epochs: {100 * accuracy['accuracy']:.2f} % after {accuracy['seconds']:.1f} s.\n")
+    if replaced := figures.get("replaced"):
+        parts.append("A rank of two that train MNIST is killed and replaced, seconds longer than undisturbed: " +
+                     ", ".join(f"{seconds:.1f} over {backend}" for backend, seconds in replaced.items()) + ".\n")
     for name in ("failed", "not run"):
         if figures.get(name):
             parts.append(f"{name.capitalize()}:\n\n" + "".join(f"- {what}\n" for what in figures[name]))

@@ -274,6 +274,17 @@ TEST_CASE("a CUDA graph follows rates, steps, scale and averages, and leaves a s
   }
 }
 
+TEST_CASE("the flag --fast captures a step on a GPU unless a flag says otherwise", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto said = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--fast", "--max-steps=14", "--overwrite"});
+    return run(steps_of("mnist", dir.path() / "out", true, small(flags)));
+  };
+  CHECK_THAT(said({}), ContainsSubstring(kCaptured));
+  CHECK_THAT(said({"--cuda-graph=off"}), !ContainsSubstring(kCaptured));
+}
+
 TEST_CASE("a run with a CUDA graph resumes as one without", "[fake_gpu]") {
   need_fashion_mnist();
   const TempDir dir;

@@ -315,6 +315,8 @@ at::Device set_up_device(Config& config, const WorkerEnv& env) {
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
   const bool on_gpu = chosen.device.is_cuda();
   if (on_gpu) config.train.gpu_uuid = chosen.id, config.train.device_name = chosen.name;
+  if (on_gpu && config.fast && !config.stated.contains("cuda-graph"))
+    config.train.cuda_graph = train::GraphChoice::kAuto;
   settle_precision(config, chosen.device, env.rank);
   if (config.backend == ddp::BackendChoice::kNccl && !on_gpu)
     throw UsageError(

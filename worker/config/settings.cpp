@@ -309,7 +309,9 @@ Settings precision_settings(Config& config) {
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
              "precision of float32 matrix products; high: TF32 on a GPU, medium: bf16"),
       boolean("fast", config.fast,
-              "turn on what is often faster and no less accurate: --channels-last, --cudnn-benchmark"),
+              "turn on what is often faster and no less accurate: --channels-last, --cudnn-benchmark, and on "
+              "a GPU "
+              "--cuda-graph=auto"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
       choice<GraphChoice>(

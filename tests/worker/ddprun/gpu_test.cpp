@@ -1,8 +1,11 @@
 // Tests that need an NVIDIA GPU (ctest -L gpu, scripts/gpu_check.sh); skipped without one. All that touches
 // CUDA runs in forked ranks: a process that has used CUDA cannot fork, and LibTorch decides once whether it
 // has CUDA.
+#include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
@@ -11,11 +14,13 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/data/dataset.h>
+#include <ddprun/data/device_copy.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/spawn.h>
+#include <ddprun/group/step_graph.h>
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
 #include "tests/support/run_ranks.h"
@@ -143,7 +148,7 @@ TEST_CASE("a loader's batches are in page-locked memory when that is asked for",
       using TensorDataset::TensorDataset;
       data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
         auto batch = TensorDataset::get_batch(indices);
-        batch.extra = {torch::ones({2}), torch::ones({3}, torch::kUInt8)};
+        batch.extra = {torch::ones({2}), torch::ones({3}, torch::kUInt8), torch::Tensor()};
         return batch;
       }
     };
@@ -154,8 +159,39 @@ TEST_CASE("a loader's batches are in page-locked memory when that is asked for",
       while (const auto batch = loader.next()) {
         ensure(batch->input.is_pinned() && batch->target.is_pinned(), "pinned");
         ensure(batch->extra.at(0).is_pinned() && batch->extra.at(1).is_pinned(), "the rest is too");
+        ensure(!batch->extra.at(2).defined(), "what is undefined stays so");
+      }
+      data::Loader sender(
+          set, {.batch_size = 4, .threads = threads, .pin_memory = true, .device = group.device()});
+      sender.start_epoch({9, 8, 7, 6, 5, 4});
+      while (const auto batch = sender.next()) {
+        ensure(batch->input.is_cuda() && batch->extra.at(1).is_cuda(), "on the GPU");
+        ensure(!batch->extra.at(2).defined(), "what is undefined stays so on the GPU");
       }
     }
+    group.close();
+  });
+}
+
+TEST_CASE("no thread of a loader copies on the stream on which a step is captured", "[gpu][step_graph]") {
+  skip_without_a_gpu();
+  spawn(1, [](const WorkerEnv& env) {
+    auto group = ProcessGroup::connect(env, kOnGpu);
+    const c10::impl::VirtualGuardImpl gpu(at::kCUDA);
+    const StepGraph graph(group);
+    const auto captured = gpu.getStream(group.device());
+    std::vector<std::thread> threads;  // more than the 32 streams that CUDA's pool gives out in turn
+    std::atomic<int> same = 0;
+    for (int i = 0; i < 40; ++i) {
+      threads.emplace_back([&] {
+        data::Loaded<std::vector<at::Tensor>> loaded{{torch::ones({8}), torch::Tensor()}};
+        const auto visit = [](std::vector<at::Tensor>& batch, const auto& change) { change(batch[0]); };
+        loaded.send(group.device(), /*pin=*/true, visit,
+                    [&] { same += gpu.getStream(group.device()) == captured; });
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    ensure(same == 0, "copies on the stream of the step graph");
     group.close();
   });
 }
