@@ -45,6 +45,7 @@ struct Calls {
   const CollectiveRecord& expected(std::optional<int> seen_by) const {
     if (seen_by && made.contains(*seen_by)) return *made.at(*seen_by);
     const auto frequency = [this](const auto& each) {
+      if (each.second->op == kCloseOp) return std::ptrdiff_t{0};  // where others still wait
       return std::ranges::count_if(
           made, [&](const auto& other) { return signature(*other.second) == signature(*each.second); });
     };
@@ -71,9 +72,20 @@ std::map<std::uint64_t, Calls> calls_of(const std::string& group, const std::vec
   return calls;
 }
 
+/// Whether the rank has closed the group of the whole job that this one belongs to: "0" of "0", "0.1" and
+/// "0/nccl".
+bool has_finished(const std::string& group, const RankFlight& flight) {
+  return std::ranges::any_of(flight.collectives, [&](const auto& call) {
+    return call.op == kCloseOp && group.starts_with(call.group) &&
+           (group.size() == call.group.size() || group[call.group.size()] == '.' ||
+            group[call.group.size()] == '/');
+  });
+}
+
 FlightFinding::Rank judge_absent(const std::string& group, int rank, const RankFlight* flight) {
   if (flight == nullptr) return {Kind::kSilent, rank, ""};
   if (!flight->failure.empty()) return {Kind::kFailed, rank, flight->failure};
+  if (has_finished(group, *flight)) return {Kind::kFinished, rank, ""};
   return {flight->answers ? Kind::kMissing : Kind::kSilent, rank, describe_position(group, *flight)};
 }
 
@@ -99,7 +111,7 @@ std::string describe_without_board(std::optional<FlightFinding> finding,
                                                               : "has ended or does not answer");
   if (!finding) return text;
   // The other ranks' silence no longer means anything.
-  std::erase_if(finding->culprits, [](const auto& rank) { return rank.kind != Kind::kDiffers; });
+  std::erase_if(finding->culprits, [](const auto& rank) { return rank.kind > Kind::kDiffers; });
   if (finding->culprits.empty()) return text;
   return text + "; " + describe_culprits(*finding, "", " while this rank made that call");
 }
@@ -148,6 +160,8 @@ std::optional<FlightFinding> find_culprits(const std::string& group, const std::
   for (const auto& [rank, call] : where->second.made)
     if (signature(*call) == signature(finding.call))
       finding.waiting.push_back(rank);
+    else if (call->op == kCloseOp)
+      finding.culprits.push_back({Kind::kFinished, rank, ""});
     else
       finding.culprits.push_back({Kind::kDiffers, rank, describe(*call)});
   for (const int rank : where->second.absent)
@@ -176,6 +190,9 @@ std::string describe_culprits(const FlightFinding& finding, const std::string& d
     const bool one = ranks.size() == 1;
     text += (text.empty() ? "" : "; ") + describe_ranks(ranks);
     switch (culprit.kind) {
+      case Kind::kFinished:
+        text += one ? " has finished and makes no more calls" : " have finished and make no more calls";
+        break;
       case Kind::kDiffers:
         text += " called " + culprit.text + other_call;
         break;
@@ -201,7 +218,8 @@ std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, 
   if (call.sequence == 0) return describe_other_end(call, waited_ns, members, flights);
   if (finding && finding->sequence == call.sequence)
     return describe_culprits(*finding, "did not arrive within " + seconds_text(waited_ns),
-                             " while this rank made that call");
+                             call.op == kCloseOp ? " and waits there, but this rank has finished"
+                                                 : " while this rank made that call");
   if (finding && finding->sequence < call.sequence)
     return "the ranks diverged earlier, at #" + std::to_string(finding->sequence) + " (" +
            describe(finding->call) + "): " + describe_culprits(*finding, "did not arrive", " instead");

@@ -20,10 +20,10 @@ struct RankFlight {
 /// The first collective of a group where its ranks diverge.
 struct FlightFinding {
   struct Rank {
-    enum class Kind { kDiffers, kMissing, kFailed, kSilent };
+    enum class Kind { kFinished, kDiffers, kMissing, kFailed, kSilent };
     Kind kind = Kind::kMissing;
     int rank = 0;
-    std::string text;  ///< kDiffers: its call; kFailed: its failure; else its position
+    std::string text;  ///< kFinished: ""; kDiffers: its call; kFailed: its failure; else its position
   };
   std::string group;
   std::uint64_t sequence = 0;

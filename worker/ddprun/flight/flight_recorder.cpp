@@ -116,6 +116,12 @@ void FlightRecorder::set_state(Id id, CollectiveState state) {
   call.ended_ns = ended;
 }
 
+void FlightRecorder::set_awaited(Id id) {
+  const auto now = epoch_now_ns();
+  const std::scoped_lock lock(mutex_);
+  if (has(id)) ring_[id % capacity_].awaited_ns = now;
+}
+
 /// With what is too slow for begin().
 CollectiveRecord FlightRecorder::readable(CollectiveRecord call) const {
   call.group = groups_[call.group_number].name;
@@ -123,12 +129,20 @@ CollectiveRecord FlightRecorder::readable(CollectiveRecord call) const {
   return call;
 }
 
-std::vector<CollectiveRecord> FlightRecorder::records(std::size_t count) const {
+std::vector<CollectiveRecord> FlightRecorder::records(std::size_t count,
+                                                      const std::function<bool(Group)>& wanted) const {
   const std::scoped_lock lock(mutex_);
   std::vector<CollectiveRecord> result;
-  for (Id id = next_ - std::min(ring_.size(), count); id < next_; ++id)
-    result.push_back(readable(ring_[id % capacity_]));
+  for (Id id = next_; id > next_ - ring_.size() && result.size() < count; --id)
+    if (const auto& call = ring_[(id - 1) % capacity_]; !wanted || wanted(call.group_number))
+      result.push_back(readable(call));
+  std::ranges::reverse(result);
   return result;
+}
+
+std::uint64_t FlightRecorder::calls(Group group) const {
+  const std::scoped_lock lock(mutex_);
+  return groups_[group].sequence;
 }
 
 std::optional<FlightRecorder::Id> FlightRecorder::newest() const {

@@ -21,6 +21,9 @@ enum class CollectiveState : std::uint8_t {
 
 std::string_view to_text(CollectiveState state);
 
+/// What the end of a job's group is recorded as: afterwards its rank makes no more calls.
+inline constexpr const char* kCloseOp = "close";
+
 /// One call of a collective. Times are nanoseconds since the epoch, 0 if not yet.
 struct CollectiveRecord {
   std::uint64_t sequence = 0;            ///< in its group, from 1; 0 for send and recv
@@ -40,6 +43,7 @@ struct CollectiveRecord {
   std::int64_t bytes = 0;       ///< of all tensors handed in
   bool point_to_point = false;  ///< send and recv: only some ranks make the call
   bool told_by_wait = false;    ///< only wait() reports that it has ended
+  std::int64_t awaited_ns = 0;  ///< when wait() was called; only if told_by_wait
 
   bool pending() const { return state == CollectiveState::kScheduled || state == CollectiveState::kStarted; }
 };
@@ -73,9 +77,14 @@ class FlightRecorder {
   void set_started(Id id) { set_state(id, CollectiveState::kStarted); }
   void set_completed(Id id) { set_state(id, CollectiveState::kCompleted); }
   void set_failed(Id id) { set_state(id, CollectiveState::kFailed); }
+  void set_awaited(Id id);
 
-  /// The newest `count`, or all; oldest first.
-  std::vector<CollectiveRecord> records(std::size_t count = kDefaultCapacity) const;
+  /// The newest `count`, or all, of the groups for which wanted() is true; oldest first.
+  std::vector<CollectiveRecord> records(std::size_t count = kDefaultCapacity,
+                                        const std::function<bool(Group)>& wanted = {}) const;
+
+  /// How many numbered calls the group has made.
+  std::uint64_t calls(Group group) const;
 
   /// The most recent call.
   std::optional<Id> newest() const;

@@ -81,8 +81,9 @@ std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& s
                                         int rank, int size) {
   auto own = store->clone();  // a store blocks all users while one of them waits for a key
   Board board = board_of(c10::make_intrusive<c10d::PrefixStore>("flight/" + name, own));
-  return std::make_shared<Watchdog>(flight_recorder(), std::move(board),
-                                    Watchdog::Options{.rank = rank, .world_size = size});
+  return std::make_shared<Watchdog>(
+      flight_recorder(), std::move(board),
+      Watchdog::Options{.rank = rank, .world_size = size, .on_waiting_in_vain = end_waiting});
 }
 
 }  // namespace
@@ -110,6 +111,7 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
     std::iota(global_ranks.begin(), global_ranks.end(), 0);
   }
   const auto group = flight_recorder().add_group(group_name, global_ranks);
+  watchdog->add_group(group, group_name);
   return make_recording_backend(std::move(backend), group, std::move(global_ranks), std::move(watchdog),
                                 /*stops_watchdog=*/whole_job);
 }

@@ -47,6 +47,17 @@ c10::intrusive_ptr<c10d::Work> record_as_one(
     c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
     const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start);
 
+/// Starts the last collective of a whole job's group: once all ranks are in it, it ends. To those that wait
+/// in another one instead, this rank has finished.
+c10::intrusive_ptr<c10d::Work> record_close(c10d::ProcessGroup& group);
+
+/// Records a barrier that goes through the store as a collective.
+///
+/// wait    returns once all ranks are there, or false once is_in_vain() is true
+/// throws  c10::DistBackendError that names the ranks that never come, after false; what wait() throws
+void record_barrier(c10d::ProcessGroup& group,
+                    const std::function<bool(const std::function<bool()>& is_in_vain)>& wait);
+
 /// Records the next all-reduces of these sizes, in this order, as the buckets of one backward. Ignored for a
 /// group without recording.
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes);
@@ -67,6 +78,10 @@ void poll_recordings();
 /// Aborts the CPU collectives of all groups that this process has now: a rank whose host is silent closes no
 /// connection.
 std::function<void()> abort_of_cpu_groups();
+
+/// Makes the collectives fail in which this process waits. One over NCCL ends the process, like NCCL's own
+/// watchdog: nothing tells the program that what it computes next is wrong.
+void end_waiting();
 
 /// This process's watchdog; nullptr outside a job.
 std::shared_ptr<Watchdog> current_watchdog();

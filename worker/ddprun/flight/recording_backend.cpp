@@ -177,6 +177,7 @@ class RecordedWork : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
 
   bool wait(std::chrono::milliseconds timeout) override try {
+    if (!future_tells_ && recording_->futures_tell) flight_recorder().set_awaited(id_);
     const bool done = future_tells_ && timeout == kNoTimeout ? wait_unless_aborted()
                       : passes_                              ? pass(timeout)
                                                              : inner_->wait(timeout);
@@ -273,6 +274,21 @@ class RecordingBackend : public c10d::Backend {
       return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), has_place, told_by_wait);
     recorder.set_completed(id);
     return work;
+  }
+
+  void record_barrier(const std::function<bool(const std::function<bool()>& is_in_vain)>& wait) {
+    auto& recorder = flight_recorder();
+    const auto id = recorder.begin(recording_->group, call_of("barrier"));
+    recorder.set_started(id);
+    bool came = false;
+    try {
+      came = wait([this] { return recording_->watchdog->waits_in_vain(); });
+    } catch (...) {
+      recorder.set_failed(id);
+      throw;
+    }
+    if (!came) std::rethrow_exception(recording_->explain(id, abort_error()));
+    recorder.set_completed(id);
   }
 
   template <typename... Parameters, typename... Arguments>
@@ -435,6 +451,18 @@ void poll_recordings() {
     if (const auto recording = entry.lock()) recording->poll();
 }
 
+void end_waiting() {
+  abort_of_cpu_groups()();
+  poll_recordings();
+  const auto all = (std::scoped_lock(recordings_mutex), recordings);
+  for (const auto& entry : all) {
+    const auto recording = entry.lock();
+    if (!recording || recording->futures_tell) continue;
+    const auto pending = (std::scoped_lock(recording->mutex), recording->pending);
+    if (!pending.empty()) std::rethrow_exception(recording->explain(pending.front().first, abort_error()));
+  }
+}
+
 std::function<void()> abort_of_cpu_groups() {
   const std::scoped_lock lock(recordings_mutex);
   return [all = recordings] {
@@ -466,6 +494,23 @@ WorkPtr record_as_one(c10d::ProcessGroup& group, c10::DeviceType device, const c
   auto call = call_of(op, {tensor});
   call.told_by_wait = true;
   return recording->record(std::move(call), [&] { return start(recording->inner()); });
+}
+
+WorkPtr record_close(c10d::ProcessGroup& group) {
+  const auto backend = group.getBackend(at::kCPU);
+  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
+  if (recording == nullptr) return backend->barrier();
+  return recording->record(call_of(kCloseOp), &c10d::Backend::barrier, c10d::BarrierOptions());
+}
+
+void record_barrier(c10d::ProcessGroup& group,
+                    const std::function<bool(const std::function<bool()>& is_in_vain)>& wait) {
+  const auto backend = group.getBackend(at::kCPU);
+  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
+  if (recording == nullptr)
+    wait([] { return false; });
+  else
+    recording->record_barrier(wait);
 }
 
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -27,6 +28,7 @@ constexpr milliseconds kKnownWithin{200};        // ddprun has told the reason o
 constexpr const char* kQuestions = "questions";  // number of questions so far
 constexpr const char* kAsking = "asking";        // the rank that asked last
 constexpr const char* kLeft = "left";            // number of ranks that no longer need the board
+constexpr std::uint64_t kCompared = 4;           // calls before the one in which a rank waits
 
 /// What a rank has published on the board.
 struct FlightPosition {
@@ -66,6 +68,30 @@ bool is_known(milliseconds within) {
 
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
 
+/// Where a rank that waits in a call posts what it calls there; the first one does.
+std::string waiting_key(const std::string& group, std::uint64_t number) {
+  return "waiting/" + group + "/" + std::to_string(number);
+}
+
+/// Where a rank that has closed the job's group posts that it does not make this call of a group.
+std::string closed_key(const std::string& group, std::uint64_t number) {
+  return "closed/" + group + "/" + std::to_string(number);
+}
+
+/// What is the same on all ranks of a collective. Not the bucket: a rank that joins the others' steps does
+/// not know it.
+std::string signature_text(const CollectiveRecord& call) {
+  std::ostringstream text;
+  text << call.op << ' ' << call.elements << ' ' << call.dtype << ' ' << call.tensors << ' ' << call.peer;
+  return text.str();
+}
+
+/// Since when this rank waits in the call; 0: it does not, as far as is known.
+std::int64_t waits_since(const CollectiveRecord& call) {
+  if (!call.pending() || call.sequence == 0) return 0;
+  return call.told_by_wait ? call.awaited_ns : call.created_ns;
+}
+
 }  // namespace
 
 bool collective_failed() { return failed; }
@@ -88,6 +114,7 @@ struct Watchdog::Shared {
   int asker = -1;                           // the rank that asked last
   Clock::time_point published{};            // when the position was last published
   std::map<int, FlightPosition> positions;  // the other ranks', as last read
+  bool told_close = false, told_in_vain = false;
 
   // -- under the mutex --
   std::mutex mutex;
@@ -96,8 +123,10 @@ struct Watchdog::Shared {
   std::deque<std::function<void()>> jobs;  // for the thread
   std::uint64_t jobs_given = 0, jobs_done = 0;
   std::string failure;
-  std::vector<RankFlight> flights;  // all ranks, after the last question
-  bool board_gone = false;          // it failed once and is no longer used
+  std::vector<RankFlight> flights;                     // all ranks, after the last question
+  bool board_gone = false;                             // it failed once and is no longer used
+  std::map<FlightRecorder::Group, std::string> names;  // of the job's groups
+  bool in_vain = false;
 
   std::mutex explaining;  // one at a time
   std::string explained_group, explanation;
@@ -116,7 +145,9 @@ struct Watchdog::Shared {
       on_board([&] {
         answer();
         if (asker >= 0) read_positions({asker});  // for its findings
-        if (Clock::now() - published >= options.publish_every) publish(kShortTail);
+        if (Clock::now() - published < options.publish_every) return;
+        publish(kShortTail);
+        compare_waits();
       });
       lock.lock();
       if (job) ++jobs_done, changed.notify_all();
@@ -139,9 +170,59 @@ struct Watchdog::Shared {
 
   std::string failure_now() { return (std::scoped_lock(mutex), failure); }
 
+  /// The newest of the job's groups, under the names that all ranks know.
+  std::vector<CollectiveRecord> records(std::size_t count) {
+    const auto known = (std::scoped_lock(mutex), names);
+    auto calls = recorder.records(count, [&](auto group) { return known.contains(group); });
+    for (auto& call : calls) call.group = known.at(call.group_number);
+    return calls;
+  }
+
+  /// Finds out whether this rank waits in vain. A rank that waits in a call for seconds posts it on the
+  /// board, where each other one that waits compares it with its own call of that number.
+  void compare_waits() {
+    const auto calls = records(kTail);
+    std::set<FlightRecorder::Group> seen;
+    for (const auto& call : calls) {
+      const auto since = waits_since(call);
+      const bool closes = call.op == kCloseOp;
+      const auto at_least = closes ? options.publish_every : options.stuck_after;
+      if (since == 0 || epoch_now_ns() - since < std::chrono::nanoseconds(at_least).count()) continue;
+      if (!seen.insert(call.group_number).second) continue;  // it waits in the first
+      if (closes)
+        post_close(call);
+      else if (differs_from_others(call, calls) && !std::exchange(told_in_vain, true)) {
+        (std::scoped_lock(mutex), in_vain = true);
+        if (options.on_waiting_in_vain) std::thread(options.on_waiting_in_vain).detach();
+      }
+    }
+  }
+
+  /// Compares also a few earlier calls, which may have ended here: a broadcast does not wait for its
+  /// receivers.
+  bool differs_from_others(const CollectiveRecord& waiting, const std::vector<CollectiveRecord>& calls) {
+    for (const auto& call : calls) {
+      if (call.group_number != waiting.group_number || call.sequence == 0) continue;
+      if (call.sequence + kCompared < waiting.sequence || call.sequence > waiting.sequence) continue;
+      const auto key = waiting_key(call.group, call.sequence), what = signature_text(call);
+      const auto posted = board.get({key, closed_key(call.group, call.sequence)});
+      if (posted[1] || posted[0].value_or(what) != what) return true;
+      if (!posted[0] && call.sequence == waiting.sequence) board.set(key, what);
+    }
+    return false;
+  }
+
+  void post_close(const CollectiveRecord& close) {
+    if (std::exchange(told_close, true)) return;
+    const auto known = (std::scoped_lock(mutex), names);
+    for (const auto& [group, name] : known)
+      board.set(closed_key(name, group == close.group_number ? close.sequence : recorder.calls(group) + 1),
+                std::to_string(options.rank));
+  }
+
   void publish(std::size_t tail) {
     const FlightDump flight = {options.rank, options.world_size, failure_now(), epoch_now_ns(),
-                               recorder.records(tail)};
+                               records(tail)};
     board.set(position_key(options.rank), to_text({answered, dumped, flight}));
     published = Clock::now();
   }
@@ -202,13 +283,14 @@ struct Watchdog::Shared {
   void ask_for_flights() {
     std::int64_t question = 0;
     const bool reached = on_board([&] { question = ask(); });
+    const auto own = records(kTail);
     const std::scoped_lock lock(mutex);
     flights.clear();
     for (const auto& [rank, position] : positions) {
       const bool answers = reached && (position.answers >= question || position.failed());
       flights.push_back({rank, answers, position.flight.reason, position.flight.collectives});
     }
-    flights.push_back({options.rank, true, "", recorder.records(kTail)});
+    flights.push_back({options.rank, true, "", own});
   }
 
   /// False if the board is gone, now or earlier.
@@ -248,6 +330,13 @@ Watchdog::Watchdog(FlightRecorder& recorder, Board board, const Options& options
 
 Watchdog::~Watchdog() { stop(); }
 
+void Watchdog::add_group(FlightRecorder::Group group, std::string name) {
+  const std::scoped_lock lock(shared_->mutex);
+  shared_->names[group] = std::move(name);
+}
+
+bool Watchdog::waits_in_vain() const { return (std::scoped_lock(shared_->mutex), shared_->in_vain); }
+
 void Watchdog::stop() {
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
@@ -278,7 +367,7 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
   failed = true;
   Shared& shared = *shared_;
   const std::scoped_lock one_at_a_time(shared.explaining);
-  const auto call = shared.recorder.first_pending(id);
+  auto call = shared.recorder.first_pending(id);
   shared.recorder.set_failed(id);
   const auto cause = one_line(backends_message);
   if (!call) return cause;
@@ -290,6 +379,8 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
   if (shared.explained_group == call->group && shared.explained_sequence <= call->sequence)
     return shared.explanation;
 
+  if (const std::scoped_lock lock(shared.mutex); shared.names.contains(call->group_number))
+    call->group = shared.names[call->group_number];
   const auto waited_ns = epoch_now_ns() - call->created_ns;
   const std::string what = describe_with_number(*call);
   // Tells the others now that this rank has failed here.

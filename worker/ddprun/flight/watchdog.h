@@ -41,15 +41,28 @@ class Watchdog {
   struct Options {
     int rank = 0;
     int world_size = 1;
+    /// Called once, on a thread of its own, when this rank waits in vain (waits_in_vain()): makes the
+    /// collectives fail that it waits in. May be null.
+    std::function<void()> on_waiting_in_vain = {};
     std::chrono::milliseconds look_every{250};      ///< for other ranks' questions
     std::chrono::milliseconds publish_every{1000};  ///< this rank's position
     std::chrono::milliseconds answer_within{3000};  ///< time for other ranks to answer
+    std::chrono::milliseconds stuck_after{3000};    ///< a longer wait is compared with the other ranks'
   };
 
   Watchdog(FlightRecorder& recorder, Board board, const Options& options);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
+
+  /// Adds a group of this job: only the calls of such groups are published and compared.
+  ///
+  /// name  the same on all its ranks
+  void add_group(FlightRecorder::Group group, std::string name);
+
+  /// Whether this rank waits in a collective to which another one never comes, as that has made another call
+  /// with the same number, or has closed the job's group. Known a few seconds after the ranks diverged.
+  bool waits_in_vain() const;
 
   /// Ends the thread, as the destructor does; afterwards the board may go. For a job's orderly end.
   void stop();

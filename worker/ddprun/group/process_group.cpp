@@ -18,6 +18,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/flight/flight_analysis.h>
+#include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
@@ -56,18 +57,20 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
                                          ", got ", c10::Join(", ", ranks)));
 }
 
-constexpr std::chrono::milliseconds kPollAtLeastEvery{10};
+/// A lost rank's replacement is not to be kept waiting, but for a long barrier of many ranks it would be
+/// much.
+constexpr std::chrono::milliseconds kPollAtLeastEvery{10}, kPollInBarrierEvery{100};
 
 /// Calls it until it returns true or the time is up. False if it never did.
-/// throws  RoundOver once give_up() returns true
+/// throws  RoundOver once give_up(), if there is one, returns true
 bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds timeout,
                  const std::function<bool()>& is_done) {
   const auto begin = std::chrono::steady_clock::now();
   for (std::chrono::nanoseconds waited{0}; waited < timeout;
        waited = std::chrono::steady_clock::now() - begin) {
-    if (give_up()) throw RoundOver();
+    if (give_up && give_up()) throw RoundOver();
     if (is_done()) return true;
-    std::this_thread::sleep_for(pause_after(waited, kPollAtLeastEvery));
+    std::this_thread::sleep_for(pause_after(waited, give_up ? kPollAtLeastEvery : kPollInBarrierEvery));
   }
   return false;
 }
@@ -94,18 +97,19 @@ class StoreBarrier {
   StoreBarrier(StorePtr store, int rank, std::vector<int> world_ranks)
       : store_(std::move(store)), rank_(rank), world_ranks_(std::move(world_ranks)) {}
 
-  /// Returns on all ranks once all have called it, or throws on all.
+  /// Returns true on all ranks once all have called it, or throws on all; false once is_in_vain() is true.
   ///
   /// what    the beginning of the error's message
   /// throws  MissingRanks once a rank has waited for that time; c10::Error if the store is unreachable
-  void meet(const std::string& what, std::chrono::milliseconds timeout,
-            const std::function<bool()>& give_up = {}) {
-    if (world_ranks_.size() == 1) return;
+  bool meet(const std::string& what, std::chrono::milliseconds timeout,
+            const std::function<bool()>& give_up = {}, const std::function<bool()>& is_in_vain = {}) {
+    if (world_ranks_.size() == 1) return true;
     const auto last = std::exchange(keys_, "barrier/" + std::to_string(round_++) + "/");
     store_->set(keys_ + std::to_string(rank_), "here");
     if (store_->add(keys_ + "count", 1) == static_cast<std::int64_t>(world_ranks_.size())) {
       give_verdict(kAllArrived);
-    } else if (!wait_for_verdict(timeout, give_up)) {
+    } else if (!wait_for_verdict(timeout, give_up, is_in_vain)) {
+      if (is_in_vain && is_in_vain() && !store_->check({keys_ + "verdict"})) return false;
       std::string absent;  // by their ranks in the group
       for (std::size_t rank = 0; rank < world_ranks_.size(); ++rank)
         if (!store_->check({keys_ + std::to_string(rank)})) absent += c10::str(' ', rank);
@@ -114,18 +118,27 @@ class StoreBarrier {
     }
     const auto verdict = store_->get_to_str(keys_ + "verdict");
     if (verdict != kAllArrived) fail(what, verdict);
-    if (last.empty()) return;
+    if (last.empty()) return true;
     // Everyone in this round has seen the last verdict.
     store_->deleteKey(last + std::to_string(rank_));
     if (rank_ == 0)
       for (const char* name : {"count", "verdict"}) store_->deleteKey(last + name);
+    return true;
   }
 
  private:
   static constexpr const char* kAllArrived = "all";
 
-  bool wait_for_verdict(std::chrono::milliseconds timeout, const std::function<bool()>& give_up) {
-    if (give_up) return wait_unless(give_up, timeout, [this] { return store_->check({keys_ + "verdict"}); });
+  /// False if there is none in time, or once is_in_vain() is true.
+  bool wait_for_verdict(std::chrono::milliseconds timeout, const std::function<bool()>& give_up,
+                        const std::function<bool()>& is_in_vain) {
+    if (give_up || is_in_vain) {
+      bool given = false;
+      const auto is_over = [&] {
+        return (given = store_->check({keys_ + "verdict"})) || (is_in_vain && is_in_vain());
+      };
+      return wait_unless(give_up, timeout, is_over) && given;
+    }
     try {
       store_->wait({keys_ + "verdict"}, timeout);
       return true;
@@ -316,8 +329,11 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
 
 void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) const {
   ensure(!state_->closed, "the process group is closed");
-  if (state_->barrier)
-    state_->barrier->meet("barrier", timeout.value_or(state_->parts.timeout), state_->give_up);
+  if (!state_->barrier) return;
+  record_barrier(*state_->group, [&](const std::function<bool()>& is_in_vain) {
+    return state_->barrier->meet("barrier", timeout.value_or(state_->parts.timeout), state_->give_up,
+                                 [&] { return is_in_vain() || has_lost_a_rank(); });
+  });
 }
 
 bool ProcessGroup::has_lost_a_rank() const {
@@ -329,7 +345,7 @@ void ProcessGroup::close() {
   if (std::exchange(state_->closed, true)) return;
   if (state_->group) {
     if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier covers only the CPU
-    if (size() > 1) state_->group->barrier()->wait();
+    if (size() > 1) record_close(*state_->group)->wait();
     state_->group->shutdown();
   }
   if (state_->parts.is_whole_job) take_nccl_backends();

@@ -105,7 +105,8 @@ class ProcessGroup {
   /// when it fails.
   ///
   /// timeout  default: that of a collective
-  /// throws   MissingRanks naming the missing ranks, on every rank that came
+  /// throws   MissingRanks naming the missing ranks, on every rank that came; c10::DistBackendError once one
+  ///          is known never to come: it has ended, closed the group, or waits in another collective
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   /// Whether a connection is closed because its rank has ended. Callable from any thread until close().

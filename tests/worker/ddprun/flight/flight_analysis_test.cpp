@@ -8,8 +8,8 @@ using namespace ddprun::ddp;
 
 namespace {
 
-/// One letter a call: a, b = all_reduce of 1, 2 float; B = broadcast of 2 float. The last one is followed by
-/// its state: '.' completed, '?' pending, '!' failed; all before it have completed.
+/// One letter a call: a, b = all_reduce of 1, 2 float; B = broadcast of 2 float; c = close. The last one is
+/// followed by its state: '.' completed, '?' pending, '!' failed; all before it have completed.
 RankFlight rank_at(int rank, const std::string& calls, std::uint64_t first = 1) {
   RankFlight flight;
   flight.rank = rank;
@@ -21,10 +21,10 @@ RankFlight rank_at(int rank, const std::string& calls, std::uint64_t first = 1) 
     CollectiveRecord record;
     record.sequence = first++;
     record.group = "world";
-    record.op = letter == 'B' ? "broadcast" : "all_reduce";
+    record.op = letter == 'B' ? "broadcast" : letter == 'c' ? kCloseOp : "all_reduce";
     record.dtype = "float";
     record.elements = letter == 'a' ? 1 : 2;
-    record.tensors = 1;
+    record.tensors = letter == 'c' ? 0 : 1;
     record.state = CollectiveState::kCompleted;
     flight.collectives.push_back(record);
   }
@@ -100,6 +100,31 @@ TEST_CASE("a rank that made another call is named with it", "[flight]") {
         "#2 all_reduce of 2 float: rank 0 called all_reduce of 1 float instead");
   // The first difference counts, also where ranks are missing later.
   CHECK(findings({rank_at(0, "aB"), rank_at(1, "abb?")}, 2).rfind("#2", 0) == 0);
+}
+
+TEST_CASE("a rank that has finished is named as such, whoever looks", "[flight]") {
+  for (const auto seen_by : {std::optional<int>(), std::optional(1)})
+    CHECK(findings({rank_at(0, "ac?"), rank_at(1, "ab?"), rank_at(2, "ac?")}, 3, seen_by) ==
+          "#2 all_reduce of 2 float: ranks 0 and 2 have finished and make no more calls");
+  CHECK(findings({rank_at(0, "ac?"), rank_at(1, "ab?")}, 2, 0) ==
+        "#2 close: rank 1 called all_reduce of 2 float instead");
+  auto close = call_of(2, kCloseOp);
+  close.dtype = "", close.elements = close.tensors = 0;
+  CHECK(
+      why_it_failed(close, kWaited, 0, {0, 1}, {flight_of(0, {close}), flight_of(1, {call_of(2)})}, false) ==
+      "rank 1 called all_reduce of 5 float and waits there, but this rank has finished");
+  // It closed the whole job's group, so it does not come in the others either.
+  auto finished = rank_at(1, "ac?"), waiting = rank_at(0, "ab?");
+  finished.collectives.back().group = "0", finished.collectives.back().sequence = 9;
+  const auto in_group = [&](const std::string& name) {
+    finished.collectives.front().group = name;
+    for (auto& call : waiting.collectives) call.group = name;
+    const auto finding = find_culprits(name, {0, 1}, {waiting, finished});
+    return finding ? describe_culprits(*finding, "did not arrive", "") : "";
+  };
+  for (const auto* name : {"0.1", "0.1.2", "0/nccl"})
+    CHECK(in_group(name) == "rank 1 has finished and makes no more calls");
+  for (const auto* name : {"1", "00", "1.0"}) CHECK(in_group(name).starts_with("rank 1 did not arrive"));
 }
 
 TEST_CASE("a rank that is silent or has failed is told from one that only did not arrive", "[flight]") {

@@ -82,16 +82,33 @@ struct Rank {
         watchdog(std::in_place, recorder, table.board(),
                  Watchdog::Options{.rank = rank,
                                    .world_size = size,
+                                   .on_waiting_in_vain = [this] { ++told_in_vain; },
                                    .look_every = 5ms,
                                    .publish_every = 10ms,
-                                   .answer_within = answer_within}) {}
+                                   .answer_within = answer_within,
+                                   .stuck_after = 30ms}) {
+    watchdog->add_group(group, "world");
+  }
   FlightRecorder::Id call(const char* op, std::int64_t elements) {
     return recorder.begin(group, {.op = op, .dtype = "float", .elements = elements, .tensors = 1});
   }
   FlightRecorder recorder;
   FlightRecorder::Group group;
+  std::atomic<int> told_in_vain = 0;
   std::optional<Watchdog> watchdog;
 };
+
+/// Until two ranks have compared their calls several times.
+void let_compare(Table& table) {
+  std::this_thread::sleep_for(100ms);  // longer than stuck_after
+  for (const auto until = table.looks_at("questions") + 100; table.looks_at("questions") < until;)
+    std::this_thread::sleep_for(1ms);
+}
+
+bool soon_waits_in_vain(const Rank& rank) {
+  for (int i = 0; i < 2000 && !rank.watchdog->waits_in_vain(); ++i) std::this_thread::sleep_for(10ms);
+  return rank.watchdog->waits_in_vain();
+}
 
 }  // namespace
 
@@ -175,4 +192,74 @@ TEST_CASE("a failure on one rank makes every rank write its ring", "[flight]") {
     CHECK(own.reason == "all_reduce #1 of 5 float: Timed out");
   }
   ::unsetenv("DDPRUN_FLIGHT_DIR");
+}
+
+TEST_CASE("a rank that waits for one that has finished learns it, and says so", "[flight]") {
+  Table table;
+  Rank first(table, 0, 2), second(table, 1, 2);
+  first.recorder.set_completed(first.call("all_reduce", 7));
+  second.recorder.set_completed(second.call("all_reduce", 7));
+  second.recorder.begin(second.group, {.op = kCloseOp});
+  const auto waiting = first.call("all_reduce", 7);
+  REQUIRE(soon_waits_in_vain(first));
+  CHECK_THAT(first.watchdog->explain(waiting, {0, 1}, "aborted"),
+             ContainsSubstring("all_reduce #2 of 7 float: rank 1 has finished and makes no more calls"));
+  CHECK(first.told_in_vain == 1);
+  CHECK_FALSE(second.watchdog->waits_in_vain());
+}
+
+TEST_CASE("a rank that waits in a subgroup for one that has finished learns it", "[flight]") {
+  Table table;
+  Rank first(table, 0, 2), second(table, 1, 2);
+  std::vector<FlightRecorder::Group> pairs;
+  for (Rank* rank : {&first, &second}) {
+    pairs.push_back(rank->recorder.add_group("world.1", {0, 1}));
+    rank->watchdog->add_group(pairs.back(), "world.1");
+    rank->recorder.set_completed(rank->recorder.begin(pairs.back(), {.op = "barrier"}));
+  }
+  second.recorder.begin(second.group, {.op = kCloseOp});
+  const auto waiting = first.recorder.begin(pairs[0], {.op = "barrier"});
+  REQUIRE(soon_waits_in_vain(first));
+  CHECK_THAT(first.watchdog->explain(waiting, {0, 1}, "aborted"),
+             ContainsSubstring("barrier #2: rank 1 has finished and makes no more calls"));
+}
+
+TEST_CASE("ranks that wait in different calls learn it, also where one of them has gone on", "[flight]") {
+  Table table;
+  Rank first(table, 0, 2), second(table, 1, 2);
+  const auto root = second.call("broadcast", 3);
+  const bool goes_on = GENERATE(false, true);
+  if (goes_on) second.recorder.set_completed(root), second.call("all_reduce", 5);
+  first.call("all_reduce", 5);
+  CHECK((soon_waits_in_vain(first) || soon_waits_in_vain(second)));
+}
+
+TEST_CASE("ranks that come late, have finished first, or only seem to wait are not taken for lost",
+          "[flight]") {
+  Table table;
+  Rank first(table, 0, 2), second(table, 1, 2);
+  SECTION("late") {
+    const auto early = first.call("all_reduce", 7);
+    let_compare(table);
+    const auto late = second.call("all_reduce", 7);
+    let_compare(table);
+    first.recorder.set_completed(early), second.recorder.set_completed(late);
+    second.call("broadcast", 3);
+  }
+  SECTION("finished first") {
+    second.recorder.begin(second.group, {.op = kCloseOp});
+    let_compare(table);
+    first.recorder.begin(first.group, {.op = kCloseOp});
+  }
+  SECTION("has started but does not wait") {
+    first.recorder.begin(first.group, {.op = "all_gather", .told_by_wait = true});
+    second.recorder.begin(second.group, {.op = "reduce_scatter", .told_by_wait = true});
+  }
+  SECTION("a group of another job") {
+    first.recorder.begin(first.recorder.add_group("world"), {.op = "barrier"});
+    second.recorder.begin(second.recorder.add_group("world"), {.op = kCloseOp});
+  }
+  let_compare(table);
+  CHECK_FALSE(first.watchdog->waits_in_vain());
+  CHECK_FALSE(second.watchdog->waits_in_vain());
 }
