@@ -53,7 +53,7 @@ std::int64_t right_ones(const nlohmann::json& predictions, const torch::Tensor& 
 
 }  // namespace
 
-TEST_CASE("predict: mnist's classes of a data set's pictures are those of --eval and of Python",
+TEST_CASE("mnist's predicted classes of a data set's pictures are those of --eval and of Python",
           "[predict]") {
   need_fashion_mnist();
   const TempDir dir;
@@ -101,7 +101,7 @@ for i, one in enumerate(json.load(open("predictions/predictions.json"))["predict
 )");
 }
 
-TEST_CASE("predict: cifar10's classes of a data set's pictures are those of --eval", "[predict]") {
+TEST_CASE("cifar10's predicted classes of a data set's pictures are those of --eval", "[predict]") {
   const TempDir dir;
   write_cifar10(dir.path() / "data", 100, 30);
   const auto run = dir.path() / "run", out = dir.path() / "predictions";
@@ -123,7 +123,7 @@ TEST_CASE("predict: cifar10's classes of a data set's pictures are those of --ev
                  "Accuracy: " + std::to_string(right_ones(predictions_in(out), images.labels_N)) + "/30"));
 }
 
-TEST_CASE("predict: linear's probabilities are the sigmoid of the row's score", "[predict]") {
+TEST_CASE("linear's predicted probabilities are the sigmoid of the row's score", "[predict]") {
   const TempDir dir;
   serialize::write_safetensors(dir.path() / "model.safetensors",
                                {{"weight", torch::tensor({{2.0f, -1.0f}})}, {"bias", torch::tensor({0.5f})}});
@@ -144,10 +144,10 @@ TEST_CASE("predict: linear's probabilities are the sigmoid of the row's score", 
     }
   CHECK(predictions[0]["classes"][0]["class"] == "1");
   CHECK(predictions[1]["classes"][0]["class"] == "0");
-  CHECK_THAT(child.out(), ContainsSubstring("bare.csv row 2  0 "));
+  CHECK_THAT(child.out(), ContainsSubstring("bare.csv row 2      0      92.4 %"));
 }
 
-TEST_CASE("predict: a mistake is one line that names the file or the flag", "[predict]") {
+TEST_CASE("a mistake in --predict is one line that names the file or the flag", "[predict]") {
   const TempDir dir;
   serialize::write_safetensors(dir.path() / "model.safetensors",
                                {{"weight", torch::tensor({{2.0f, -1.0f}})}, {"bias", torch::tensor({0.5f})}});

@@ -91,8 +91,7 @@ TaskEntry mnist_task() {
       .description = "the MNIST CNN, on MNIST or Fashion-MNIST",
       .footer =
           "--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it "
-          "is "
-          "in $DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.\n"
+          "is in $DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.\n"
           "worker mnist --predict PICTURE... --checkpoint FILE classifies pictures.",
       .set_defaults = [](Config&) {},
       .make = make_mnist,
