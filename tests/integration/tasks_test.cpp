@@ -158,7 +158,7 @@ TEST_CASE("a learning rate that warms up is printed with the highest one", "[tra
   };
   CHECK_THAT(line_of("warm", {"--max-steps=1", "--lr=5e-4", "--warmup-steps=5"}),
              ContainsSubstring("learning rate 5e-06, up to 5e-04, 11 parameters\n"));
-  CHECK_THAT(line_of("cycle", {"--max-steps=1", "--lr=0.5", "--lr-schedule=one-cycle"}),
+  CHECK_THAT(line_of("cycle", {"--epochs=1", "--lr=0.5", "--lr-schedule=one-cycle"}),
              ContainsSubstring("learning rate 0.02, up to 0.5, "));
   CHECK_THAT(line_of("plain", {"--max-steps=1", "--lr=5e-4"}),
              ContainsSubstring("learning rate 0.0005, 11 "));
