@@ -15,7 +15,6 @@
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
 #include "worker/rounds.h"
-#include "worker/sam/sam_model.h"
 #include "worker/tasks/registry.h"
 
 namespace ddprun::worker {
@@ -31,7 +30,7 @@ std::optional<int> run_command(int argc, char** argv) {
   --argc, ++argv;
   for (const auto& command : all_commands())
     if (command.name == name) return command.run(argc, argv);
-  if (name == "sam" && sam::wants_prediction(argc, argv)) return sam::run_predict_command(argc, argv);
+  if (wants_prediction(argc, argv)) return run_predict_command(argc, argv);
   return std::nullopt;
 }
 

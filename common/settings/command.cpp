@@ -169,9 +169,7 @@ const Setting& find_flag(const std::string& typed, const std::string& word, cons
   };
   for (const Setting& setting : command.settings) {
     if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
-    if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name ||
-        is_in(name, setting.also))
-      return setting;
+    if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name) return setting;
     flags.push_back(&setting);
     if (starts(setting) && setting.may_be_short) begins.push_back(&setting);
   }
@@ -193,9 +191,42 @@ bool looks_like_flag(const std::string& word, const Command& command) {
                              [&](const Setting& setting) { return setting.alias == word.substr(0, 2); });
 }
 
+/// "max-epochs", also of LightningCLI's --trainer.max_epochs
+std::string foreign_name(const std::string& typed) {
+  const auto name = with_dashes(typed);
+  return name.starts_with("trainer.") ? name.substr(8) : name;
+}
+
+/// Reads another program's flag at words[i]. Returns the index of the word after it; 0 if it is ours, or
+/// nobody's.
+std::size_t read_foreign(const std::vector<std::string>& words, std::size_t i, const Command& command,
+                         Values& values) {
+  const std::string& word = words[i];
+  const auto end = std::min(word.find('='), word.size());
+  const auto name = foreign_name(word.substr(std::min<std::size_t>(2, end), end - 2));
+  const auto row = std::ranges::find(command.foreign, name, &Foreign::name);
+  if (word[1] != '-' || row == command.foreign.end()) return 0;
+  std::string text = "true";
+  if (end < word.size())
+    text = word.substr(end + 1);
+  else if (i + 1 < words.size() && !words[i + 1].starts_with("--") &&
+           (!row->is_switch || lower_case(words[i + 1]) == "true" || lower_case(words[i + 1]) == "false"))
+    text = words[++i];
+  else if (!row->is_switch)
+    throw UsageError(printable(word) + ": expected a value, got none");
+  if (text.empty())
+    throw UsageError(with_dashes(word.substr(0, end)) + ": expected a value after '=', got none");
+  const auto adopted = adopt(name, {text, with_dashes(word.substr(0, end))}, command);
+  if (!adopted) return 0;
+  if (adopted->setting != nullptr) values.add(*adopted->setting, adopted->given);
+  values.notes.push_back(adopted->note);
+  return i + 1;
+}
+
 /// Reads the flag at words[i], and its value. Returns the index of the word after it.
 std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, const Command& command,
                       Values& values) {
+  if (const auto next = read_foreign(words, i, command, values); next > 0) return next;
   const std::string& word = words[i];
   const bool is_short = word[1] != '-';
   const auto name_end = is_short ? std::size_t{2} : std::min(word.find('='), word.size());
@@ -261,20 +292,7 @@ std::string default_text(const Setting& setting) {
   return text;
 }
 
-/// A name in the left column, its explanation in the right one.
-std::string help_line(const std::string& name, const std::string& help) {
-  constexpr std::size_t kIndent = 28, kWidth = 110;
-  std::string text = "  " + name;
-  for (const std::string& line : wrapped(help, kWidth - kIndent)) {
-    const auto begin = text.rfind('\n') + 1;
-    const bool fits = text.size() - begin + 2 <= kIndent;
-    text += fits ? std::string(kIndent - (text.size() - begin), ' ') : "\n" + std::string(kIndent, ' ');
-    text += line + "\n";
-  }
-  return text;
-}
-
-std::string help_line(const Setting& setting) {
+std::string setting_line(const Setting& setting) {
   const std::string alias = setting.alias.empty() ? "" : setting.alias + ", ";
   const std::string type = setting.type_name.empty() ? "" : " " + setting.type_name;
   return help_line(alias + setting.flag() + type,
@@ -295,6 +313,7 @@ void Values::add(const Setting& setting, Given given, bool opposite) {
 }
 
 void Values::overlay(const Values& upper) {
+  notes.insert(notes.end(), upper.notes.begin(), upper.notes.end());
   for (const auto& [name, list] : upper.all_) all_[name] = list;
 }
 
@@ -324,6 +343,29 @@ void Values::apply(const std::vector<Setting>& settings, const std::string& task
 
 void Values::reject(const std::string& name, const std::string& expected) const {
   refuse(all_.at(name).back(), expected);
+}
+
+std::optional<Adopted> adopt(const std::string& typed, const Given& given, const Command& command) {
+  const auto name = foreign_name(typed);
+  for (const auto& row : command.foreign) {
+    if (row.name != name) continue;
+    const bool fits = row.value.empty() || row.value == (row.is_switch ? lower_case(given.text) : given.text);
+    const auto value = row.convert ? row.convert(given.text) : std::optional(given.text);
+    if (!fits || !value) continue;
+    auto what = row.what;
+    if (const auto at = what.find("{}"); at != std::string::npos) what.replace(at, 2, *value);
+    const auto source = given.source + "=" + printable(given.text) + ": ";
+    if (row.means == Foreign::Means::kOther) throw UsageError(source + printable(what));
+    if (row.means == Foreign::Means::kNothing) return Adopted{nullptr, {}, source + what};
+    const auto ours = what.substr(0, what.find('='));
+    for (const auto& setting : command.settings)
+      if (setting.name == ours && setting.belongs_to(command.task))
+        return Adopted{&setting,
+                       {what.substr(ours.size() + 1), given.source, given.in_quotes},
+                       source + "taken as --" + printable(what)};
+    return {};
+  }
+  return {};
 }
 
 Values read_words(const std::vector<std::string>& words, const Command& command) {
@@ -397,20 +439,62 @@ std::string did_you_mean(const std::string& typed, const std::vector<std::string
   return meant.empty() ? "" : ": did you mean " + one_of(meant) + "?";
 }
 
-std::string help_text(const Command& command) {
-  std::string text = command.name + ": " + command.description + "\n\n" + usage(command) + "\n";
+std::string help_line(const std::string& name, const std::string& help) {
+  constexpr std::size_t kIndent = 28;
+  std::string text = "  " + name;
+  for (const std::string& line : wrapped(help, kHelpWidth - kIndent)) {
+    const auto begin = text.rfind('\n') + 1;
+    const bool fits = text.size() - begin + 2 <= kIndent;
+    text += fits ? std::string(kIndent - (text.size() - begin), ' ') : "\n" + std::string(kIndent, ' ');
+    text += line + "\n";
+  }
+  return text;
+}
+
+namespace {
+
+/// The text, each of its lines wrapped.
+std::string paragraphs(const std::string& text) {
+  std::string result;
+  for (const auto& paragraph : split(text, '\n')) {
+    const bool fits = paragraph.size() <= kHelpWidth;  // as it is, with its indentation
+    result += (fits ? paragraph : joined(wrapped(paragraph, kHelpWidth), "\n")) + "\n";
+  }
+  return result;
+}
+
+std::string head_of_help(const Command& command) {
+  std::string text =
+      paragraphs(command.name + ": " + command.description) + "\n" + paragraphs(usage(command));
   for (const auto& [name, shown] : command.positionals)
     text += help_line(shown, find_setting(name, command).help);
   if (!command.often.empty()) text += "\nmost used\n";
-  for (const auto& name : command.often) text += help_line(find_setting(name, command));
+  for (const auto& name : command.often) text += setting_line(find_setting(name, command));
+  return text;
+}
+
+std::string end_of_help(const Command& command) {
+  return command.footer.empty() ? "" : "\n" + paragraphs(command.footer);
+}
+
+}  // namespace
+
+std::string help_text(const Command& command) {
+  if (command.often.empty()) return whole_help_text(command);
+  return head_of_help(command) + "\n`" + command.name + " --help-all` shows all flags.\n" +
+         end_of_help(command);
+}
+
+std::string whole_help_text(const Command& command) {
+  std::string text = head_of_help(command);
   if (!command.often.empty()) text += "\nothers\n";
   std::string section;
   for (const Setting& setting : command.settings) {
     if (!setting.is_flag || !setting.belongs_to(command.task) || is_in(setting.name, command.often)) continue;
     if (setting.section != section) text += "\n" + (section = setting.section) + "\n";
-    text += help_line(setting);
+    text += setting_line(setting);
   }
-  return text + (command.footer.empty() ? "" : "\n" + command.footer + "\n");
+  return text + end_of_help(command);
 }
 
 }  // namespace ddprun::settings

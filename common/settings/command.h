@@ -31,7 +31,6 @@ struct Setting {
   std::string help;
   std::string section;                 ///< of the file and of the help; empty: top level
   std::string alias;                   ///< "-r"
-  std::vector<std::string> also;       ///< other flags with the same meaning: "--num-workers"
   std::vector<std::string> elsewhere;  ///< other programs' names of the flag, for "did you mean"
   std::vector<std::string> tasks;      ///< that have it; empty: all
   bool negated = false;                ///< a switch that is on by default: its flag is --no-NAME, or --NAME
@@ -54,7 +53,6 @@ struct Setting {
   Setting only(std::vector<std::string> of_tasks) && { return with(&Setting::tasks, std::move(of_tasks)); }
   Setting type(std::string shown) && { return with(&Setting::type_name, std::move(shown)); }
   Setting short_flag(std::string flag) && { return with(&Setting::alias, std::move(flag)); }
-  Setting also_as(std::vector<std::string> flags) && { return with(&Setting::also, std::move(flags)); }
   Setting known_as(std::vector<std::string> flags) && { return with(&Setting::elsewhere, std::move(flags)); }
   Setting or_empty() && { return with(&Setting::may_be_empty, true); }
   Setting of_this_run() && { return with(&Setting::kept, false); }
@@ -170,6 +168,8 @@ struct Given {
 /// What was given for each setting, by name.
 class Values {
  public:
+  std::vector<std::string> notes;  ///< what another program's flags were taken as, a line each
+
   /// A later value replaces an earlier one, except in a list.
   ///
   /// opposite  the switch was given as --no-NAME, so true turns it off
@@ -203,6 +203,23 @@ class Values {
   std::map<std::string, std::vector<Given>> all_;  // no list is empty
 };
 
+/// What another program's flag means here, or a value of it that our flag of the same name does not take.
+/// "{}" in what stands for the value.
+struct Foreign {
+  enum class Means {
+    kOurs,     ///< what: our flag and its value, "epochs={}"
+    kNothing,  ///< what: why there is nothing to set
+    kOther,    ///< what: the way to get it here, as it cannot be taken over
+  };
+  std::string name;   ///< "max-epochs"
+  std::string value;  ///< the row is for this value; empty: for any
+  Means means;
+  std::string what;
+  bool is_switch = false;  ///< has no value, or true or false
+  /// Makes our value; nullopt: the row is not for this one. Empty: the value stays.
+  std::function<std::optional<std::string>(const std::string& value)> convert = {};
+};
+
 /// A program, or one of its commands, and its settings.
 struct Command {
   std::string name;                 ///< "worker mnist"
@@ -213,6 +230,7 @@ struct Command {
   std::vector<std::string> often;  ///< names of settings that the help shows first, under a heading
   /// Settings given without a flag, in this order, and their names in the help.
   std::vector<std::pair<std::string, std::string>> positionals;
+  std::vector<Foreign> foreign = {};  ///< of a name and value the first row counts
   bool flags_first = false;  ///< flags end at the first non-flag; the rest belongs to the last positional
 };
 
@@ -220,6 +238,18 @@ struct Command {
 /// "-fVALUE". "--" ends the flags. If a flag is repeated, the last one wins.
 /// throws UsageError naming the word that is wrong
 Values read_words(const std::vector<std::string>& words, const Command& command);
+
+/// What a name and a value of another program mean here.
+struct Adopted {
+  const Setting* setting;  ///< null: there is nothing to set
+  Given given;
+  std::string note;  ///< "--max-epochs=3: taken as --epochs=3"
+};
+
+/// name  with or without Lightning's "trainer.", and with dashes
+/// returns  nullopt if the table has no row for it, or the task not the setting
+/// throws  UsageError for what cannot mean the same, naming the way to get it
+std::optional<Adopted> adopt(const std::string& name, const Given& given, const Command& command);
 
 /// Reads PREFIX_FLAG variables; ignores empty ones except for switches.
 Values read_variables(const std::string& prefix, const EnvLookup& environment,
@@ -257,8 +287,16 @@ std::string to_toml(const Command& command, bool whole);
 /// ": did you mean mnist?" for a mistyped or unfinished name; empty if nothing is similar.
 std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names);
 
-/// What --help shows.
+/// What --help shows: of a command that has flags used most, only these.
 std::string help_text(const Command& command);
+/// What --help-all shows: all flags.
+std::string whole_help_text(const Command& command);
+
+/// The columns of a help text.
+inline constexpr std::size_t kHelpWidth = 80;
+
+/// A line of a help text: a name in the left column, its explanation in the right one.
+std::string help_line(const std::string& name, const std::string& help);
 
 /// Prints a help text to stdout, with bold headings if the terminal supports them.
 void print_help(const std::string& text);

@@ -109,6 +109,7 @@ struct Reader {
   void read(const std::string& section, const toml::table& table) {
     for (const auto& [name, node] : table) {
       const std::string key(name.str());
+      if (read_foreign(section, key, node)) continue;
       if (const Setting* setting = find(section, key)) {
         read_setting(*setting, key, node);
       } else if (section.empty() && node.is_table() && is_section(key)) {
@@ -123,6 +124,23 @@ struct Reader {
                          did_you_mean(key, keys_like(key, section)));
       }
     }
+  }
+
+  /// Returns whether the key, or its value, is another program's.
+  bool read_foreign(const std::string& section, const std::string& key, const toml::node& node) {
+    const auto text = text_of(node);
+    if (!text) return false;
+    const auto name = section + (section.empty() ? "" : ".") + key;
+    const auto adopted =
+        adopt(key, {*text, place(path, node.source()) + printable(name), node.is_string()}, command);
+    if (!adopted) return false;
+    if (const auto* setting = adopted->setting; setting != nullptr) {
+      if (values.given(setting->name))
+        refuse(node, name + ": expected once, got it again after " + values.source(setting->name));
+      values.add(*setting, adopted->given);
+    }
+    values.notes.push_back(adopted->note);
+    return true;
   }
 
   /// The keys of a section, with underscores if the typed one has some.

@@ -233,11 +233,13 @@ std::string progress_line(const json& view, const std::vector<RankLine>& lines, 
   const auto step = number(view, "/step"), steps = number(view, "/steps");
   if (lines.empty()) return "no worker runs now";
   if (!step) return "the program has not said how far it is (docs/status.md)";
-  const auto epoch = number(view, "/epoch"), epochs = number(view, "/epochs");
+  const auto done = number(view, "/epoch"), epochs = number(view, "/epochs");
   const auto of = [](const std::optional<double>& all) {
     return all ? format("/%.0f", *all) : std::string();
   };
-  std::string begin = epoch ? format("epoch %.0f", *epoch) + of(epochs) + "  " : "", text;
+  std::string begin, text;
+  if (done)
+    begin = format("epoch %.0f", epochs ? std::min(*done + 1, *epochs) : *done + 1) + of(epochs) + "  ";
   begin += format("step %.0f", *step) + of(steps);
   if (steps && *steps > 0) text = format(" %.0f %%", 100 * *step / *steps);
   if (const auto left = number(view, "/remaining_seconds")) text += "  ETA " + clock_text(*left);

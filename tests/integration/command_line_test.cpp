@@ -1,6 +1,7 @@
 // What the worker answers before it trains: help, and mistakes that leave nothing behind.
 #include <algorithm>
 #include <fstream>
+#include <sstream>
 
 #include "tests/integration/sam_job.h"
 
@@ -28,7 +29,7 @@ TEST_CASE("the help lists every task and command, and each command has one", "[t
   const auto [status, text] = ask({"--help"});
   CHECK(status == ExitStatus::exited(0));
   for (const char* name : {"mnist ", "toy ", "linear ", "cifar10 ", "sam ", "env ", "export CHECKPOINT OUT",
-                           "report RUN...", "flight FOLDER", "sam --predict IMAGE"})
+                           "report RUN...", "flight FOLDER", "TASK --predict FILE..."})
     CHECK_THAT(text, ContainsSubstring("\n  " + std::string(name)));
   for (const char* command : {"env", "export", "flight", "report"})
     for (const char* flag : {"--help", "-h"}) {
@@ -41,9 +42,30 @@ TEST_CASE("the help lists every task and command, and each command has one", "[t
   CHECK_THAT(help, ContainsSubstring("usage: worker sam --predict IMAGE"));
 }
 
-TEST_CASE("a task's help begins with what people set most, and has each flag once", "[training]") {
-  for (const std::string task : {"mnist", "sam"}) {
+TEST_CASE("a task's help is what people set most, on one screen of 80 columns with a flag a line",
+          "[training]") {
+  for (const std::string task : {"mnist", "toy", "linear", "cifar10", "sam"}) {
     const auto [status, text] = ask({task, "--help"});
+    const auto [ended, whole] = ask({task, "--help-all"});
+    CAPTURE(task, text);
+    CHECK((status == ExitStatus::exited(0) && ended == ExitStatus::exited(0)));
+    CHECK(std::ranges::count(text, '\n') <= (task == "sam" ? 55 : 48));
+    CHECK_THAT(text, ContainsSubstring("`worker " + task + " --help-all` shows all flags"));
+    CHECK_THAT(text, !ContainsSubstring("--bucket-mb"));
+    CHECK_THAT(whole, ContainsSubstring("\n  --bucket-mb N "));
+    for (const auto& help : {text, whole, ask({"--help"}).second}) {
+      std::istringstream lines(help);
+      for (std::string line; std::getline(lines, line);) {
+        CAPTURE(line);
+        CHECK(line.size() <= 80);
+      }
+    }
+  }
+}
+
+TEST_CASE("a task's whole help begins with what people set most, and has each flag once", "[training]") {
+  for (const std::string task : {"mnist", "sam"}) {
+    const auto [status, text] = ask({task, "--help-all"});
     CHECK(status == ExitStatus::exited(0));
     const auto most = text.find("\nmost used\n"), others = text.find("\nothers\n");
     REQUIRE(most < others);
@@ -55,6 +77,23 @@ TEST_CASE("a task's help begins with what people set most, and has each flag onc
       CHECK(text.find("\n  " + std::string(flag), at + 1) == std::string::npos);
     }
     CHECK(text.find("\nddp\n") > others);
+  }
+}
+
+TEST_CASE("what another program's flags are taken as is said in a line each, by rank 0", "[training]") {
+  for (const std::string rank : {"0", "1"}) {
+    Command command;
+    command.argv = {WORKER_PROGRAM, "linear",         "--max-epochs=3", "--max-time",
+                    "00:10:00",     "--strategy=ddp", "--print-config"};
+    command.env = {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+    Child child(command);
+    CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+    CHECK_THAT(child.out(), ContainsSubstring("\nepochs = 3\n") && ContainsSubstring("\nmax_time = 600.0\n"));
+    const auto said = child.err();
+    for (const char* line :
+         {"--max-epochs=3: taken as --epochs=3\n", "--max-time=00:10:00: taken as --max-time=10m\n",
+          "--strategy=ddp: several ranks train with DistributedDataParallel anyway\n"})
+      CHECK((said.find(line) != std::string::npos) == (rank == "0"));
   }
 }
 

@@ -149,6 +149,21 @@ TEST_CASE("the documents' lines are printed as they print them", "[training]") {
   }
 }
 
+TEST_CASE("a learning rate that warms up is printed with the highest one", "[training]") {
+  const TempDir dir;
+  const auto line_of = [&](const std::string& name, const std::vector<std::string>& flags) {
+    Child child(training("linear", 0, dir.path() / name, flags));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return child.out();
+  };
+  CHECK_THAT(line_of("warm", {"--max-steps=1", "--lr=5e-4", "--warmup-steps=5"}),
+             ContainsSubstring("learning rate 5e-06, up to 5e-04, 11 parameters\n"));
+  CHECK_THAT(line_of("cycle", {"--epochs=1", "--lr=0.5", "--lr-schedule=one-cycle"}),
+             ContainsSubstring("learning rate 0.02, up to 0.5, "));
+  CHECK_THAT(line_of("plain", {"--max-steps=1", "--lr=5e-4"}),
+             ContainsSubstring("learning rate 0.0005, 11 "));
+}
+
 TEST_CASE("an estimate measures a few steps and leaves nothing behind", "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
@@ -281,6 +296,8 @@ TEST_CASE("cifar10 keeps the document's checkpoints and tests the best of them",
   CHECK_THAT(best, ContainsSubstring("checkpoints/ddp-cifar10-epoch=00") && ContainsSubstring("-val_acc=0."));
   CHECK(fs::exists(best));
   CHECK_THAT(child.out(), ContainsSubstring("best checkpoint: " + best));
+  CHECK_THAT(child.out(),
+             ContainsSubstring("Epoch 1 [") && !ContainsSubstring("Epoch 0 ["));  // for people, from 1
   int kept = 0;
   for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
     kept += entry.path().filename().string().starts_with("ddp-cifar10-") ? 1 : 0;

@@ -8,7 +8,6 @@
 #include <ddprun/common/settings/command.h>
 #include <ddprun/train/record/run_report.h>
 #include "worker/commands/flight_report.h"
-#include "worker/sam/sam_model.h"
 
 namespace ddprun::worker {
 
@@ -21,7 +20,8 @@ const std::vector<CommandEntry>& all_commands() {
       {"prune", "RUN", "remove a run's checkpoints but the newest and the best", run_prune_command},
       {"report", "RUN...", "write a run's page again, or compare runs on one", run_report_command},
       {"runs", "FOLDER...", "list the runs in a folder, or a run's checkpoints", run_runs_command},
-      {"sam --predict", "IMAGE ...", "write the mask of the object at a point", sam::run_predict_command},
+      {"TASK --predict", "FILE...", "print the classes of pictures or rows; of sam, write an object's mask",
+       run_predict_command},
   };
   return commands;
 }

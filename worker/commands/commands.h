@@ -1,11 +1,15 @@
 #pragma once
 
+#include <torch/types.h>
+
 #include <string>
 #include <vector>
 
 #include <ddprun/common/worker_env.h>
 #include <ddprun/group/process_group.h>
+#include <ddprun/image/image.h>
 #include "worker/config/config.h"
+#include "worker/tasks/class_samples.h"
 
 namespace ddprun::worker {
 
@@ -35,6 +39,20 @@ int run_runs_command(int argc, char** argv);
 /// worker prune RUN [--keep-last N] [--keep-best K] [--dry-run]: removes the other checkpoints that the run
 /// has listed. Returns 0; throws IoError too, UsageError also if the run is in use.
 int run_prune_command(int argc, char** argv);
+
+/// worker TASK --predict FILE... --checkpoint FILE: the likeliest classes of pictures or rows, or of sam the
+/// mask of an object. Unlike the others, argv[0] is the task's name. Returns 0; throws IoError too.
+int run_predict_command(int argc, char** argv);
+
+/// Whether the arguments request a prediction.
+bool wants_prediction(int argc, char** argv);
+
+/// A picture as a model's input.
+struct AdaptedPicture {
+  torch::Tensor input_CHW;  ///< float, normalised
+  std::string how;          ///< "28x28 from 640x480, to grey"; empty: it had the right form
+};
+AdaptedPicture adapt_picture(const image::Image& picture, const PictureInput& wanted);
 
 /// What one rank finds out about its environment.
 struct EnvReport {

@@ -29,8 +29,8 @@ using Kind = settings::Setting::Kind;
   std::exit(EXIT_SUCCESS);
 }
 
-[[noreturn]] void help_and_exit(const Command& command) {
-  settings::print_help(help_text(command));
+[[noreturn]] void help_and_exit(const std::string& text) {
+  settings::print_help(text);
   std::exit(EXIT_SUCCESS);
 }
 
@@ -65,19 +65,18 @@ Command make_program(const Words& known) {
       unbound("task", Kind::kText, "one of the tasks or commands below").not_a_flag(),
   };
   command.positionals = {{"task", "TASK"}};
-  const auto add = [&](const std::string& name, const std::string& description) {
-    command.footer +=
-        "  " + name + std::string(26 - std::min<std::size_t>(24, name.size()), ' ') + description + "\n";
-  };
   command.footer = "tasks\n";
-  for (const auto& task : known.tasks) add(task.name, task.description);
+  for (const auto& task : known.tasks) command.footer += settings::help_line(task.name, task.description);
   command.footer += "\ncommands\n";
-  for (const auto& entry : known.commands) add(entry.name + " " + entry.usage, entry.description);
-  command.footer += R"(
-`worker TASK --help` lists a task's flags, `worker COMMAND --help` a command's. Each can be spelt with - or _, and a
-task's can be set in a TOML file: `worker --config FILE` or `worker TASK --config FILE`. `worker TASK --print-config`
-prints such a file.
-Example: ddprun --nproc-per-node=2 worker mnist --data fashion-mnist --epochs 1)";
+  for (const auto& entry : known.commands)
+    command.footer += settings::help_line(entry.name + " " + entry.usage, entry.description);
+  command.footer +=
+      "\n`worker TASK --help` shows a task's most used flags, `worker TASK --help-all` all of them, and "
+      "`worker "
+      "COMMAND --help` a command's. Each can be spelt with - or _, and a task's can be set in a TOML file: "
+      "`worker --config FILE` or `worker TASK --config FILE`. `worker TASK --print-config` prints such a "
+      "file.\n"
+      "Example: ddprun --nproc-per-node=2 worker mnist --data fashion-mnist --epochs 1";
   return command;
 }
 
@@ -102,7 +101,7 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
   } else {
     const Command program = make_program(known);
     const auto first = read_words({words.begin(), words.begin() + (words.empty() ? 0 : 1)}, program);
-    if (first.is_true("help")) help_and_exit(program);
+    if (first.is_true("help")) help_and_exit(help_text(program));
     if (first.is_true("version")) print_and_exit("worker " DDPRUN_VERSION "\n");
     name = first.text("task");
     if (name.empty()) throw UsageError("no task given, " + known.expected());
@@ -117,9 +116,11 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
                    known.expected());
 }
 
-/// The most common settings, first in the help.
-constexpr std::array kOften = {"data",      "out",       "epochs", "batch-size",   "lr",
-                               "optimizer", "val-split", "resume", "init-weights", "device"};
+/// The most common settings: what --help shows.
+constexpr std::array kOften = {
+    "data",        "out",       "epochs",      "max-steps", "batch-size", "lr",           "optimizer",
+    "lr-schedule", "val-split", "limit-train", "seed",      "resume",     "overwrite",    "init-weights",
+    "checkpoint",  "eval",      "device",      "precision", "config",     "print-config", "help"};
 
 bool is_positional(const TaskEntry& task, const std::string& name) {
   return std::ranges::any_of(task.positionals,
@@ -134,8 +135,10 @@ Command make_command(const TaskEntry& task, Config& config) {
   command.description = task.description;
   command.footer = task.footer;
   command.positionals = task.positionals;
+  command.foreign = other_programs_flags();
   command.settings = {
       settings::help_flag(),
+      unbound("help-all", Kind::kSwitch, "show all flags and exit").only_typed(),
       unbound("config", Kind::kText, "read settings from a TOML file; flags win over it")
           .type("FILE")
           .not_in_file(),
@@ -231,7 +234,8 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   task.set_defaults(config);  // the help shows them
   const Command command = make_command(task, config);
   const settings::Values typed = read_words(words, command);
-  if (typed.is_true("help")) help_and_exit(command);
+  if (typed.is_true("help")) help_and_exit(help_text(command));
+  if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
   settings::Values values;
   if (typed.given("config"))
     values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
@@ -239,6 +243,8 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
     require(command, typed);
   values.overlay(typed);
   values.apply(command.settings, task.name);
+  if (process_env("RANK").value_or("0") == "0")
+    for (const auto& note : values.notes) log_info(note);
   task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
   for (const auto& [name, given] : values.all()) config.stated.insert(name);

@@ -15,8 +15,11 @@
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/task.h>
 #include <ddprun/train/state/run_folder.h>
+#include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::worker {
+
+struct Classifier;
 
 /// What the user requested: one task and its settings.
 struct Config {
@@ -79,6 +82,9 @@ ddp::ProcessGroup::Options group_options(const Config& config);
 /// The name of the task and all settings, by section. The configuration must outlive them.
 std::vector<settings::Setting> all_settings(Config& config);
 
+/// Flags and values of Lightning, torchrun, Transformers and PyTorch's examples, and what they mean here.
+std::vector<settings::Foreign> other_programs_flags();
+
 settings::Setting device_setting(ddp::DeviceChoice& device);
 settings::Setting backend_setting(ddp::BackendChoice& backend);
 /// The bounds of a timeout.
@@ -113,6 +119,12 @@ struct TaskEntry {
   /// Sets the task's defaults, which may depend on other settings.
   void (*set_defaults)(Config&);
   train::Task (*make)(const Config&);
+  /// For worker TASK --predict; null: the task has no classes.
+  ///
+  /// source  the weights' file, for errors
+  /// data    the data set that it was trained on, as --data names it
+  Classifier (*classifier)(const train::StateDict& weights, const std::filesystem::path& source,
+                           const std::string& data) = nullptr;
 };
 
 /// A command of the program, apart from the tasks.

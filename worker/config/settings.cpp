@@ -38,13 +38,29 @@ Setting t_max(std::int64_t& target) {
   return setting;
 }
 
+/// A number of seconds, or one with a unit: "90", "10m", "1.5h", "2d".
+Setting max_time(double& target) {
+  const auto parse = [](std::string text) -> std::optional<double> {
+    double unit = 1;
+    for (const auto& [letter, seconds] : {std::pair('s', 1), {'m', 60}, {'h', 3600}, {'d', 86400}})
+      if (text.ends_with(letter)) unit = seconds;
+    if (text.find_first_of("smhd") != std::string::npos) text.pop_back();
+    const auto number = parse_number(text);
+    return number && kSeconds.contains(*number * unit) ? std::optional(*number * unit) : std::nullopt;
+  };
+  Setting setting = settings::parsed("max-time", target, parse, "a time above 0 such as 90, 10m, 1.5h or 2d",
+                                     "stop after this time: seconds, or such as 10m, 1.5h or 2d");
+  setting.type_name = "TIME";
+  setting.get = [&target] { return target > 0 ? std::optional<Value>(target) : std::nullopt; };
+  return setting;
+}
+
 /// torch.optim's betas: two numbers with a comma between them.
 Setting betas(double& first, double& second) {
   auto setting =
       settings::unbound("betas", Setting::Kind::kText,
                         "decay of the averages of gradients and squares of --optimizer=adam or adamw")
-          .type("B1,B2")
-          .known_as({"--adam-beta1", "--adam-beta2", "--beta1", "--beta2"});
+          .type("B1,B2");
   setting.set = [&first, &second](const std::string& text) {
     double one = 0, two = 0;
     char more = 0;
@@ -101,13 +117,10 @@ Settings data_settings(Config& config) {
           .only({"sam"}),
       integer("points-per-image", sam.points_per_image, 1, 256, "how many random points to draw per image")
           .only({"sam"}),
-      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples")
-          .known_as({"--limit-train-batches"}),
+      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
       integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
-          .known_as({"--limit-val-batches"})
           .only(kWithValidation),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
-          .known_as({"--limit-test-batches"})
           .only({"mnist", "cifar10"}),
       number("val-split", data.val_split, {0, 0.999, false, "a fraction from 0 to less than 1"},
              "hold out this fraction of the training set for validation; 0: none")
@@ -117,8 +130,7 @@ Settings data_settings(Config& config) {
       negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
       negated("augment", data.augment, "do not turn, mirror and brighten images at random").only({"sam"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
-              "threads that prepare batches; 0: the training thread prepares them")
-          .also_as({"--num-workers", "--workers"}),
+              "threads that prepare batches; 0: the training thread prepares them"),
   };
 }
 
@@ -174,7 +186,7 @@ Settings optim_settings(Config& config) {
   using train::LrScheduleKind;
   using train::OptimizerKind;
   return {
-      number("lr", optim.optimizer.lr, positive(), "learning rate").also_as({"--learning-rate"}),
+      number("lr", optim.optimizer.lr, positive(), "learning rate"),
       choice<OptimizerKind>("optimizer", optim.optimizer.kind,
                             {{"sgd", OptimizerKind::kSgd},
                              {"adam", OptimizerKind::kAdam},
@@ -212,8 +224,7 @@ Settings optim_settings(Config& config) {
               "--lr-schedule=plateau: epochs without improvement of --monitor before the rate falls"),
       integer("warmup-steps", optim.warmup_steps, 0, kMaxInt,
               "raise the learning rate linearly over the first N optimizer steps"),
-      number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit")
-          .also_as({"--gradient-clip-val"}),
+      number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit"),
       number("clip-value", optim.clip_value, from_zero(),
              "limit the absolute value of each gradient; 0: no limit"),
       number("ema", optim.ema, {0, 1 - 1e-12, false, "a decay from 0 to less than 1"},
@@ -228,23 +239,17 @@ Settings train_settings(Config& config) {
       path("out", train.out, "write the run to this folder (default: runs/<task>-<UTC time>)")
           .type("DIR")
           .of_this_run(),
-      integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set")
-          .also_as({"--max-epochs", "--num-epochs", "--total-epochs"}),
+      integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set"),
       integer("max-steps", train.max_steps, 1, kMaxCount, "stop after N optimizer steps"),
-      number("max-time", train.max_seconds, kSeconds, "stop after this time").type("SECONDS"),
-      integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank")
-          .known_as({"--global-batch-size"}),
-      boolean("drop-last", train.drop_last, "leave out an epoch's last samples if they do not fill a batch")
-          .also_as({"--dataloader-drop-last"}),
-      integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step")
-          .also_as({"--accumulate-grad-batches", "--gradient-accumulation-steps"}),
+      max_time(train.max_seconds),
+      integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank"),
+      boolean("drop-last", train.drop_last, "leave out an epoch's last samples if they do not fill a batch"),
+      integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step"),
       integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
               "validate every N steps instead of every epoch")
-          .known_as({"--val-check-interval", "--check-val-every-n-epoch"})
           .only(kWithValidation),
       integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
               "validate N batches before training, to find mistakes early")
-          .also_as({"--num-sanity-val-steps"})
           .only(kWithValidation),
       integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
       boolean("estimate", config.estimate,
@@ -261,7 +266,6 @@ Settings checkpoint_settings(Config& config) {
       text("resume", checkpoint.resume,
            "continue from a checkpoint: a file, or auto for the newest good one in --out")
           .type("auto|FILE")
-          .known_as({"--ckpt-path", "--resume-from-checkpoint"})
           .of_this_run(),
       integer("checkpoint-every-steps", checkpoint.every_steps, 1, kMaxInt,
               "also save a checkpoint every N steps"),
@@ -277,7 +281,7 @@ Settings checkpoint_settings(Config& config) {
               "under ddprun --recover=rank replace lost ranks on GPUs too (untested on a real GPU)")
           .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
-              "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
+              "save a checkpoint after epochs 1, N + 1, 2N + 1, ... and the last one"),
       negated("save-last", checkpoint.save_last, "do not keep the newest checkpoint as last.pt"),
       integer("save-top-k", checkpoint.top_k, -1, kMaxInt, "also keep the N best checkpoints; -1: all"),
       checkpoint_pattern(checkpoint.filename),
@@ -331,17 +335,14 @@ Settings ddp_settings(Config& config) {
           "timeout", config.timeout, kSeconds,
           "fail if a collective takes longer [1800; over NCCL 600]; if given, also the limit for connecting "
           "all ranks [300]"),
-      integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB")
-          .also_as({"--bucket-cap-mb"}),
-      boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost")
-          .also_as({"--find-unused-parameters"}),
+      integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB"),
+      boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost"),
       boolean("static-graph", ddp.static_graph,
               "promise that every step uses the same parameters, which saves time"),
       negated("bucket-view", ddp.bucket_view, "keep gradients outside the buckets, which takes more memory"),
       choice("comm-hook", ddp.comm_hook, {"none", "fp16", "bf16", "powersgd"},
              "compress gradients for the all-reduce"),
-      boolean("sync-bn", ddp.sync_batch_norm, "compute batch norm over the batches of all ranks")
-          .also_as({"--sync-batchnorm"}),
+      boolean("sync-bn", ddp.sync_batch_norm, "compute batch norm over the batches of all ranks"),
       boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
       boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
       boolean("join", ddp.join, "use no sample twice: ranks may then have different numbers of batches"),
@@ -357,8 +358,7 @@ Settings report_settings(Config& config) {
   using namespace settings;
   auto& train = config.train;
   return {
-      integer("log-interval", train.log_interval, 1, kMaxInt, "log every N steps")
-          .also_as({"--log-every-n-steps"}),
+      integer("log-interval", train.log_interval, 1, kMaxInt, "log every N steps"),
       negated("progress", train.progress, "show no progress bar"),
       negated("tensorboard", train.tensorboard, "write no event file for TensorBoard"),
       negated("report", train.report, "write no report.html and no figures at the end"),

@@ -75,7 +75,4 @@ Embedder make_embedder(Sam model, const worker::Config& config);
 /// throws   UsageError, IoError
 int run_predict_command(int argc, char** argv);
 
-/// Whether the arguments request a prediction.
-bool wants_prediction(int argc, char** argv);
-
 }  // namespace ddprun::sam

@@ -106,9 +106,7 @@ train::Task make_sam(const worker::Config& config) {
     write_sam(folder, shape, weights);
   };
   task.model_config = to_json(shape);
-  task.train_line = [](const train::TrainProgress& progress) {
-    return worker::epoch_line(progress.epoch + 1, progress);
-  };
+  task.train_line = worker::epoch_line;
   return task;
 }
 
@@ -146,14 +144,6 @@ void set_sam_defaults(worker::Config& config) {
 }
 
 }  // namespace
-
-bool wants_prediction(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word == "--predict" || word.starts_with("--predict=")) return true;
-  }
-  return false;
-}
 
 int run_predict_command(int argc, char** argv) {
   std::filesystem::path image, checkpoint, mask_file;
@@ -206,14 +196,16 @@ TaskEntry sam_task() {
       .name = "sam",
       .description = "Segment Anything with point prompts",
       .footer =
-          R"(--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task looks
-for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then uses a
-sample of 12 images.
---checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4, --warmup-steps 50,
---weight-decay 0.01, --lr-schedule none, --epochs 20, --batch-size 4, --val-split 0.1, --patience 10, no --ema);
-without it a new model of --architecture is trained.
-The best weights go to best/ in the run folder, which SamModel.from_pretrained reads.
-worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.)",
+          "--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task "
+          "looks for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), "
+          "then "
+          "uses a sample of 12 images.\n"
+          "--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4, "
+          "--warmup-steps 50, --weight-decay 0.01, --lr-schedule none, --epochs 20, --batch-size 4, "
+          "--val-split 0.1, --patience 10, no --ema); without it a new model of --architecture is trained. "
+          "The "
+          "best weights go to best/ in the run folder, which SamModel.from_pretrained reads.\n"
+          "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.",
       .leaves_unused = true,  // the encoders of boxes and masks and the score's net
       .set_defaults = sam::set_sam_defaults,
       .make = sam::make_sam,

@@ -4,15 +4,18 @@
 
 #include <torch/nn/functional/loss.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <future>
 #include <memory>
 #include <utility>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset_files.h>
 #include <ddprun/data/image_dataset.h>
 #include <ddprun/train/optim/losses.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "worker/models/classifiers.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
@@ -65,6 +68,21 @@ train::Task make_mnist(const Config& config) {
   return task;
 }
 
+Classifier mnist_classifier(const train::StateDict& weights, const std::filesystem::path& source,
+                            const std::string& data) {
+  models::MnistCnn model(std::nullopt);
+  train::load_weights(*model, weights, source);
+  std::filesystem::path folder = data;
+  try {
+    folder = data::find_data(data, {"mnist", "fashion-mnist"});
+  } catch (const UsageError&) {  // not on this machine: the name has to do
+  }
+  return {.classes = class_names(folder),
+          .module = model.ptr(),
+          .log_probabilities = [model](const auto& input) mutable { return model->forward(input); },
+          .pictures = {{.side = 28, .scale = {{data::kMnistMean}, {data::kMnistStd}}, .dark_ground = true}}};
+}
+
 }  // namespace
 
 TaskEntry mnist_task() {
@@ -72,10 +90,12 @@ TaskEntry mnist_task() {
       .name = "mnist",
       .description = "the MNIST CNN, on MNIST or Fashion-MNIST",
       .footer =
-          R"(--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it is in
-$DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.)",
+          "--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it "
+          "is in $DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.\n"
+          "worker mnist --predict PICTURE... --checkpoint FILE classifies pictures.",
       .set_defaults = [](Config&) {},
       .make = make_mnist,
+      .classifier = mnist_classifier,
   };
 }
 
@@ -134,7 +154,7 @@ train::Task make_cifar10(const Config& config) {
                               {{"acc", logits_BK.argmax(1) == batch.target}},
                               logits_BK.detach()};
   };
-  task.train_line = [](const train::TrainProgress& progress) { return epoch_line(progress.epoch, progress); };
+  task.train_line = epoch_line;
   return task;
 }
 
@@ -160,6 +180,20 @@ void set_documents_defaults(Config& config) {
   train.checkpoint.min_delta = 0.001;
 }
 
+Classifier cifar10_classifier(const train::StateDict& weights, const std::filesystem::path& source,
+                              const std::string& /*data*/) {
+  // Only the stem of the large pictures has a kernel of 7 x 7.
+  const bool large = std::ranges::any_of(
+      weights, [](const auto& item) { return item.second.dim() == 4 && item.second.size(3) == 7; });
+  models::ResNet18 model(10, large ? models::Stem::kImagenet : models::Stem::kCifar);
+  train::load_weights(*model, weights, source);
+  return {.classes = {data::kCifar10Classes.begin(), data::kCifar10Classes.end()},
+          .module = model.ptr(),
+          .log_probabilities =
+              [model](const auto& input) mutable { return model->forward(input).log_softmax(1); },
+          .pictures = {{.side = 32, .scale = pixel_scale()}}};
+}
+
 }  // namespace
 
 TaskEntry cifar10_task() {
@@ -167,12 +201,14 @@ TaskEntry cifar10_task() {
       .name = "cifar10",
       .description = "ResNet-18 on CIFAR-10",
       .footer =
-          R"(--data takes the folder of CIFAR-10's binary version, or cifar10. Without it the task looks in
-$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).
-The default --t-max 200 is the walkthrough's: in its 50 epochs the cosine schedule stays above 0.85 of
-the initial learning rate; --t-max epochs lets it fall to 0.)",
+          "--data takes the folder of CIFAR-10's binary version, or cifar10. Without it the task looks in "
+          "$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).\n"
+          "The default --t-max 200 is the walkthrough's: in its 50 epochs the cosine schedule stays above "
+          "0.85 of the initial learning rate; --t-max epochs lets it fall to 0.\n"
+          "worker cifar10 --predict PICTURE... --checkpoint FILE classifies pictures.",
       .set_defaults = set_documents_defaults,
       .make = make_cifar10,
+      .classifier = cifar10_classifier,
   };
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <memory>
 
 #include <ddprun/common/logging.h>
@@ -12,6 +13,8 @@
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/dataset_files.h>
 #include <ddprun/train/optim/losses.h>
+#include <ddprun/train/state/state_dict_file.h>
+#include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
 
 namespace ddprun::worker {
@@ -61,8 +64,10 @@ TaskEntry toy_task() {
       .name = "toy",
       .description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs",
       .footer =
-          R"(After epochs 0, SAVE_EVERY, ... the weights alone, a bare state_dict, go to checkpoint.pt in the run folder.
-Example: worker toy 50 10)",
+          "After epochs 0, SAVE_EVERY, ... (toy counts them from 0, as the tutorial does) the weights alone, "
+          "a "
+          "bare state_dict, go to checkpoint.pt in the run folder.\n"
+          "Example: worker toy 50 10",
       .positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}},
       .set_defaults =
           [](Config& config) {
@@ -108,6 +113,22 @@ train::Task make_linear(const Config& config) {
   return task;
 }
 
+Classifier linear_classifier(const train::StateDict& weights, const std::filesystem::path& source,
+                             const std::string& /*data*/) {
+  const auto matrix = std::ranges::find_if(weights, [](const auto& item) { return item.second.dim() == 2; });
+  const auto columns = matrix == weights.end() ? 10 : matrix->second.size(1);
+  torch::nn::Linear model(columns, 1);
+  train::load_weights(*model, weights, source);
+  return {.classes = {"0", "1"},
+          .module = model.ptr(),
+          .log_probabilities =
+              [model](const auto& input) mutable {
+                const auto logits_B1 = model->forward(input);
+                return torch::log_sigmoid(torch::cat({-logits_B1, logits_B1}, 1));
+              },
+          .columns = columns};
+}
+
 }  // namespace
 
 TaskEntry linear_task() {
@@ -116,13 +137,15 @@ TaskEntry linear_task() {
       .description = "a linear classifier, on 1000 random samples or a CSV file",
       .footer =
           "Without --data the labels are random: there is nothing to learn, and the loss approaches ln 2 = "
-          "0.693.",
+          "0.693.\n"
+          "worker linear --predict FILE.csv --checkpoint FILE classifies rows.",
       .set_defaults =
           [](Config& config) {
             config.train.epochs = 10;
             config.train.batch_size = 32;
           },
       .make = make_linear,
+      .classifier = linear_classifier,
   };
 }
 

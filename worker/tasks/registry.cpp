@@ -100,8 +100,8 @@ void LoadedTask::load_in_background(const Config& config) {
   loading_ = std::async(std::launch::async, [this, config] { load_early(config); });
 }
 
-std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress) {
-  return formatted("Epoch %ld [%ld/%ld]\ttrain_loss: %.4f", epoch, progress.samples_done,
+std::string epoch_line(const train::TrainProgress& progress) {
+  return formatted("Epoch %ld [%ld/%ld]\ttrain_loss: %.4f", progress.epoch + 1, progress.samples_done,
                    progress.samples_total, progress.loss);
 }
 

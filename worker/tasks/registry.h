@@ -96,7 +96,7 @@ std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::
                                               std::int64_t limit);
 
 /// "Epoch 1 [640/50000]\ttrain_loss: 1.8732"
-std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress);
+std::string epoch_line(const train::TrainProgress& progress);
 
 /// Loads the weights, if any. throws  as train::load_weights()
 void init_weights(torch::nn::Module& model, const Config& config);

@@ -95,8 +95,10 @@ TEST_CASE("the bar takes the room that is left, and none is cut for it", "[job_s
   const auto line = [&](std::size_t width) {
     return job_screen({view, nullptr}, SortBy::kRank, width).head[2];
   };
-  CHECK(line(80) == "epoch 3/10  step 1200/9600 [.......] 12 %  ETA 7:00  loss 0.125  12345 samples/s");
-  CHECK(line(76) == "epoch 3/10  step 1200/9600 12 %  ETA 7:00  loss 0.125  12345 samples/s");
+  CHECK(line(80) == "epoch 4/10  step 1200/9600 [.......] 12 %  ETA 7:00  loss 0.125  12345 samples/s");
+  CHECK(line(76) == "epoch 4/10  step 1200/9600 12 %  ETA 7:00  loss 0.125  12345 samples/s");
+  view["epoch"] = 10;  // all are done
+  CHECK_THAT(line(76), ContainsSubstring("epoch 10/10  "));
 }
 
 TEST_CASE("a narrow terminal has fewer columns, and whole ones", "[job_screen]") {

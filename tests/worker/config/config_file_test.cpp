@@ -100,6 +100,23 @@ TEST_CASE("a run folder holds the configuration that repeats the run", "[config]
   CHECK(again.train.out.empty());  // a repeated run has its own folder
 }
 
+TEST_CASE("other programs' names and values are taken in a file too, or answered with its line", "[config]") {
+  const TempDir dir;
+  const auto config =
+      parse({"mnist", "--config",
+             write(dir,
+                   "[train]\nmax_epochs = 3\nmax_time = \"00:10:00\"\n[precision]\nprecision = 16\n"
+                   "accelerator = \"cpu\"\nstrategy = \"ddp\"\n")});
+  CHECK(config.train.epochs == 3);
+  CHECK(config.train.max_seconds == 600);
+  CHECK(config.train.precision.precision == train::Precision::k16Mixed);
+  CHECK(config.device == ddp::DeviceChoice::kCpu);
+  CHECK_THROWS_WITH(parse({"mnist", "--config", write(dir, "\ndevices = 2\n")}),
+                    ContainsSubstring("config.toml:2: devices=2: start one worker for each device"));
+  CHECK_THROWS_WITH(parse({"mnist", "--config", write(dir, "[train]\nepochs = 1\nmax_epochs = 2\n")}),
+                    ContainsSubstring(":3: train.max_epochs: expected once, got it again after "));
+}
+
 TEST_CASE("a mistake in a configuration file is one line that names file and line", "[config]") {
   const auto [text, message] = GENERATE(table<const char*, const char*>({
       {"task = \"mnist\"\n\n[train]\nepochs = 0\n",

@@ -255,13 +255,12 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--timeout", "0", "--timeout: expected seconds above 0, got '0'"},
       {"--seed", "-1", "expected an integer from 0"},
       {"--bucket-mb", "0", "--bucket-mb: expected an integer from 1 to 1048576, got '0'"},
-      {"--device", "gpu", "--device: expected auto, cpu or cuda, got 'gpu'"},
+      {"--device", "tpu", "--device: expected auto, cpu or cuda, got 'tpu'"},
       {"--backend", "mpi", "--backend: expected auto, gloo or nccl, got 'mpi'"},
       {"--t-max", "0", "--t-max: expected an integer from 1 to 2147483647, or epochs, got '0'"},
       {"--lr-schedule", "linear",
        "--lr-schedule: expected none, step, cosine, one-cycle or plateau, got 'linear'"},
       {"--optimizer", "lion", "--optimizer: expected sgd, adam, adamw or adadelta, got 'lion'"},
-      {"--precision", "16", "--precision: expected 32, bf16-mixed or 16-mixed, got '16'"},
       {"--save-top-k", "-2", "--save-top-k: expected an integer from -1 to"},
       {"--checkpoint-name", "{epoch:02d", "--checkpoint-name: expected '}' after '{', got '{epoch:02d'"},
       {"--checkpoint-name", "{val_acc:d}",
@@ -289,7 +288,7 @@ TEST_CASE("an unknown task, flag or argument and a missing value are named", "[c
   const std::string expected =
       "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight, prune, "
       "report, runs or "
-      "sam --predict)";
+      "TASK --predict)";
   CHECK_THROWS_WITH(parse({}), "no task given, " + expected);
   CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst': did you mean mnist? " + expected);
   CHECK_THROWS_WITH(parse({"cifar"}), "unknown task 'cifar': did you mean cifar10? " + expected);
@@ -313,19 +312,94 @@ TEST_CASE("an empty value is refused, naming its flag, and takes no flag after i
                     ContainsSubstring("--resume: expected a value"));
 }
 
-TEST_CASE("other programs' names of a flag are taken, or answered with ours", "[config]") {
-  const auto config = parse({"linear", "--max-epochs=7", "--num_workers", "3", "--accumulate_grad_batches=4",
-                             "--learning-rate=0.5", "--gradient-clip-val=2", "--find-unused-parameters"});
+TEST_CASE("other programs' names and values of a flag are taken where they mean one of ours", "[config]") {
+  const auto config =
+      parse({"linear", "--max-epochs=7", "--num_workers", "3", "--accumulate_grad_batches=4",
+             "--learning-rate=0.5", "--gradient-clip-val=2", "--find-unused-parameters", "--sync_batchnorm",
+             "true", "--trainer.log_every_n_steps=5", "--bucket-cap-mb=3"});
   CHECK(config.train.epochs == 7);
   CHECK(config.train.loader_threads == 3);
   CHECK(config.train.accumulate == 4);
   CHECK(config.train.optim.optimizer.lr == 0.5);
   CHECK(config.train.optim.clip_norm == 2);
   CHECK(config.train.parallel.find_unused);
-  CHECK_THROWS_WITH(parse({"linear", "--limit-train-batches=0.1"}),
-                    "unknown flag '--limit-train-batches': did you mean --limit-train?");
-  CHECK_THROWS_WITH(parse({"linear", "--val-check-interval=0.1"}),
-                    "unknown flag '--val-check-interval': did you mean --val-every-steps?");
+  CHECK(config.train.parallel.sync_batch_norm);
+  CHECK(config.train.log_interval == 5);
+  CHECK(config.train.parallel.bucket_mb == 3);
+  CHECK(config.stated.contains("epochs"));
+
+  const auto lightning = parse({"mnist", "--precision", "bf16", "--accelerator", "gpu", "--strategy", "ddp",
+                                "--devices", "1", "--val-check-interval", "1.0", "--max-time", "00:10:00"});
+  CHECK(lightning.train.precision.precision == train::Precision::kBf16Mixed);
+  CHECK(lightning.device == ddp::DeviceChoice::kCuda);
+  CHECK(lightning.train.max_seconds == 600);
+  CHECK(parse({"mnist", "--precision=16"}).train.precision.precision == train::Precision::k16Mixed);
+  CHECK(parse({"cifar10", "--precision=32-true"}).train.precision.precision == train::Precision::k32);
+  CHECK(parse({"mnist", "--strategy=fsdp"}).train.parallel.fsdp);
+  CHECK(parse({"mnist", "--accelerator=cpu"}).device == ddp::DeviceChoice::kCpu);
+  CHECK(parse({"mnist", "--fp16"}).train.precision.precision == train::Precision::k16Mixed);
+  CHECK_FALSE(parse({"mnist", "--enable_progress_bar=False"}).train.progress);
+  CHECK(parse({"mnist", "--ckpt_path=a.ckpt"}).train.checkpoint.resume == "a.ckpt");
+  CHECK(parse({"mnist", "--max-epochs=7", "--epochs=2"}).train.epochs == 2);  // the last one
+  CHECK(parse({"mnist", "--epochs=2", "--max-epochs=7"}).train.epochs == 7);
+}
+
+TEST_CASE("a time has a unit, or Lightning's colons", "[config]") {
+  const auto [text, expected] = GENERATE(table<std::string, double>({{"90", 90},
+                                                                     {"1.5", 1.5},
+                                                                     {"90s", 90},
+                                                                     {"10m", 600},
+                                                                     {"1.5h", 5400},
+                                                                     {"2d", 172800},
+                                                                     {"00:10:00", 600},
+                                                                     {"01:30:05", 5405},
+                                                                     {"02:01:00:00", 176400}}));
+  CAPTURE(text);
+  CHECK(parse({"mnist", "--max-time", text}).train.max_seconds == expected);
+}
+
+TEST_CASE("another program's flag that cannot mean the same is answered with what to write", "[config]") {
+  const auto [flag, answer] = GENERATE(table<std::string, std::string>({
+      {"--devices=2", "start one worker for each device: ddprun --nproc-per-node=2 worker ..."},
+      {"--devices=-1", "start one worker for each GPU: ddprun --nproc-per-node=gpu worker ..."},
+      {"--nproc_per_node=2",
+       "a flag of ddprun, which goes before worker: ddprun --nproc-per-node=2 worker ..."},
+      {"--strategy=deepspeed", "expected ddp or fsdp; --zero1 splits the optimizer's state"},
+      {"--accelerator=tpu", "expected gpu, cpu or auto, or --device=cuda, cpu or auto"},
+      {"--val-check-interval=0.1", "use --val-every-steps=N, which counts optimizer steps"},
+      {"--limit-train-batches=0.1",
+       "use --limit-train=N, which counts samples of all ranks, not batches or a fraction of them"},
+      {"--adam-beta1=0.9", "use --betas=B1,B2"},
+  }));
+  auto shown = flag;
+  std::ranges::replace(shown, '_', '-');
+  CHECK_THROWS_AS(parse({"mnist", flag}), UsageError);
+  CHECK_THROWS_WITH(parse({"mnist", flag}), shown + ": " + answer);
+}
+
+TEST_CASE("a mistake in another program's flag is answered as one in ours", "[config]") {
+  CHECK_THROWS_WITH(parse({"mnist", "--max-epochs=0"}),
+                    "--max-epochs: expected an integer from 1 to 2147483647, got '0'");
+  CHECK_THROWS_WITH(parse({"mnist", "--max-epochs"}), "--max-epochs: expected a value, got none");
+  CHECK_THROWS_WITH(parse({"mnist", "--max-time=10:00"}),
+                    "--max-time: expected a time above 0 such as 90, 10m, 1.5h or 2d, got '10:00'");
+  CHECK_THROWS_WITH(parse({"mnist", "--precision=64"}),
+                    ContainsSubstring("expected 32, bf16-mixed or 16-mixed"));
+  // The task has no such setting.
+  CHECK_THROWS_WITH(parse({"toy", "1", "1", "--data-path=x"}),
+                    ContainsSubstring("unknown flag '--data-path'"));
+}
+
+TEST_CASE("every row of the table of other programs' flags leads to a flag of some task", "[config]") {
+  Config config;
+  const auto ours = all_settings(config);
+  for (const auto& row : other_programs_flags()) {
+    if (row.means != settings::Foreign::Means::kOurs) continue;
+    CAPTURE(row.name, row.what);
+    const auto name = row.what.substr(0, row.what.find('='));
+    CHECK(std::ranges::any_of(ours, [&](const auto& setting) { return setting.name == name; }));
+    CHECK(row.what.find('=') != std::string::npos);
+  }
 }
 
 TEST_CASE("a run folder is made, for one run at a time", "[config]") {

@@ -1,7 +1,9 @@
 #include <ddprun/image/image.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 
 #include <ddprun/common/text.h>
@@ -85,6 +87,65 @@ Image to_rgb(const Image& image) {
     }
   }
   return rgb;
+}
+
+namespace {
+
+/// A letter of 5 x 7 pixels: a byte for each column, the lowest bit on top.
+struct Glyph {
+  char letter;
+  std::uint8_t columns[5];
+};
+constexpr Glyph kGlyphs[] = {{'0', {0x3E, 0x51, 0x49, 0x45, 0x3E}}, {'1', {0x00, 0x42, 0x7F, 0x40, 0x00}},
+                             {'2', {0x42, 0x61, 0x51, 0x49, 0x46}}, {'3', {0x21, 0x41, 0x45, 0x4B, 0x31}},
+                             {'4', {0x18, 0x14, 0x12, 0x7F, 0x10}}, {'5', {0x27, 0x45, 0x45, 0x45, 0x39}},
+                             {'6', {0x3C, 0x4A, 0x49, 0x49, 0x30}}, {'7', {0x01, 0x71, 0x09, 0x05, 0x03}},
+                             {'8', {0x36, 0x49, 0x49, 0x49, 0x36}}, {'9', {0x06, 0x49, 0x49, 0x29, 0x1E}},
+                             {'A', {0x7E, 0x11, 0x11, 0x11, 0x7E}}, {'B', {0x7F, 0x49, 0x49, 0x49, 0x36}},
+                             {'C', {0x3E, 0x41, 0x41, 0x41, 0x22}}, {'D', {0x7F, 0x41, 0x41, 0x22, 0x1C}},
+                             {'E', {0x7F, 0x49, 0x49, 0x49, 0x41}}, {'F', {0x7F, 0x09, 0x09, 0x01, 0x01}},
+                             {'G', {0x3E, 0x41, 0x41, 0x51, 0x32}}, {'H', {0x7F, 0x08, 0x08, 0x08, 0x7F}},
+                             {'I', {0x00, 0x41, 0x7F, 0x41, 0x00}}, {'J', {0x20, 0x40, 0x41, 0x3F, 0x01}},
+                             {'K', {0x7F, 0x08, 0x14, 0x22, 0x41}}, {'L', {0x7F, 0x40, 0x40, 0x40, 0x40}},
+                             {'M', {0x7F, 0x02, 0x04, 0x02, 0x7F}}, {'N', {0x7F, 0x04, 0x08, 0x10, 0x7F}},
+                             {'O', {0x3E, 0x41, 0x41, 0x41, 0x3E}}, {'P', {0x7F, 0x09, 0x09, 0x09, 0x06}},
+                             {'Q', {0x3E, 0x41, 0x51, 0x21, 0x5E}}, {'R', {0x7F, 0x09, 0x19, 0x29, 0x46}},
+                             {'S', {0x46, 0x49, 0x49, 0x49, 0x31}}, {'T', {0x01, 0x01, 0x7F, 0x01, 0x01}},
+                             {'U', {0x3F, 0x40, 0x40, 0x40, 0x3F}}, {'V', {0x1F, 0x20, 0x40, 0x20, 0x1F}},
+                             {'W', {0x7F, 0x20, 0x18, 0x20, 0x7F}}, {'X', {0x63, 0x14, 0x08, 0x14, 0x63}},
+                             {'Y', {0x03, 0x04, 0x78, 0x04, 0x03}}, {'Z', {0x61, 0x51, 0x49, 0x45, 0x43}},
+                             {'.', {0x00, 0x60, 0x60, 0x00, 0x00}}, {'-', {0x08, 0x08, 0x08, 0x08, 0x08}},
+                             {'%', {0x23, 0x13, 0x08, 0x64, 0x62}}};
+
+void fill(Image& onto, int left, int top, int side, std::uint8_t value) {
+  for (int y = top; y < top + side; ++y) std::fill_n(onto.pixel(left, y), side * onto.channels, value);
+}
+
+}  // namespace
+
+Image with_label(const Image& picture, const std::string& text) {
+  constexpr int kSmall = 224, kAdvance = 6, kHeight = 7;
+  const auto rgb = to_rgb(picture);
+  const int scale = std::max(1, kSmall / std::max(rgb.width, rgb.height));
+  const int width = rgb.width * scale, height = rgb.height * scale;
+  const int dot = std::max(2, width / kSmall * 2), margin = 4 * dot;
+  const int text_width = static_cast<int>(text.size()) * kAdvance * dot + 2 * margin;
+  auto labelled = make_image(std::max(width, text_width), height + kHeight * dot + 2 * margin, 3, 255);
+  const int left = (labelled.width - width) / 2;
+  for (int y = 0; y < height; ++y)
+    for (int x = 0; x < width; ++x)
+      std::copy_n(rgb.pixel(x / scale, y / scale), 3, labelled.pixel(left + x, y));
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto capital = static_cast<char>(std::toupper(static_cast<unsigned char>(text[i])));
+    const auto* glyph = std::ranges::find(kGlyphs, capital, &Glyph::letter);
+    if (glyph == std::end(kGlyphs)) continue;
+    for (int x = 0; x < 5; ++x)
+      for (int y = 0; y < kHeight; ++y)
+        if ((glyph->columns[x] >> y & 1) != 0)
+          fill(labelled, margin + (static_cast<int>(i) * kAdvance + x) * dot, height + margin + y * dot, dot,
+               0);
+  }
+  return labelled;
 }
 
 Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, int columns) {

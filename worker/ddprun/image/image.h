@@ -51,6 +51,10 @@ void paste(const Image& picture, Image& onto, int left, int top);
 /// Converts grey, RGB or RGBA to RGB on a white background.
 Image to_rgb(const Image& image);
 
+/// The picture as RGB, a small one enlarged, with a line of text below it. Letters are capitals; characters
+/// other than letters, digits, '.', '-' and '%' are left blank.
+Image with_label(const Image& picture, const std::string& text);
+
 /// A small picture with a caption of one or more lines: "pred 3 / true 5".
 struct Tile {
   Image picture;  ///< 1, 3 or 4 channels

@@ -81,7 +81,7 @@ class Trainer {
 
  private:
   Ending train() {
-    if (!resumed_ || !resumed_->path.empty()) log_.announce(model_.learning_rate());
+    if (!resumed_ || !resumed_->path.empty()) log_.announce(model_.learning_rate(), !resumed_);
     if (resumed_)
       resume();
     else

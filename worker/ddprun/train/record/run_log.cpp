@@ -80,17 +80,35 @@ std::string counted(std::int64_t count, const std::string& what) {
   return c10::str(count, " ", what, count == 1 ? "" : "s");
 }
 
+/// "0.001", or of a rate that rises at first "5e-06, up to 5e-04": both in the same notation.
+std::string rate_text(double first, double highest) {
+  auto low = c10::str(first), high = c10::str(highest);
+  if (!(highest > first)) return low;
+  const auto scientific = [](double rate) {
+    auto text = formatted("%.1e", rate);
+    return text[2] == '0' ? text.erase(1, 2) : text;
+  };
+  if (low.find('e') != std::string::npos || high.find('e') != std::string::npos)
+    low = scientific(first), high = scientific(highest);
+  return low + ", up to " + high;
+}
+
 /// "32-bit, batch size 128 per rank, 256 in total, learning rate 0.001, 1199882 parameters"
-std::string step_line(const Run& run, double learning_rate) {
+///
+/// rises  the learning rate is below that of --lr, and will reach it
+std::string step_line(const Run& run, double learning_rate, bool rises) {
   constexpr const char* kPrecision[] = {"32-bit", "bf16-mixed", "16-mixed"};
   const auto& options = run.options;
   std::int64_t parameters = 0;
   for (const auto& parameter : run.task.module->parameters()) parameters += parameter.numel();
-  return c10::str(kPrecision[static_cast<int>(options.precision.precision)], ", batch size ",
-                  options.batch_size, " per rank, ",
-                  options.batch_size * options.accumulate * run.group.size(), " in total",
-                  options.accumulate > 1 ? c10::str(" (", options.accumulate, " accumulated)") : "",
-                  ", learning rate ", learning_rate, ", ", parameters, " parameters");
+  const auto& optim = options.optim;
+  const double lr = optim.optimizer.lr;
+  const double highest = optim.scale_lr ? scaled_lr(lr, run.group.size()) : lr;
+  return c10::str(
+      kPrecision[static_cast<int>(options.precision.precision)], ", batch size ", options.batch_size,
+      " per rank, ", options.batch_size * options.accumulate * run.group.size(), " in total",
+      options.accumulate > 1 ? c10::str(" (", options.accumulate, " accumulated)") : "", ", learning rate ",
+      rate_text(learning_rate, rises ? highest : 0), ", ", parameters, " parameters");
 }
 
 /// In Markdown.
@@ -142,7 +160,7 @@ void RunLog::print(const std::string& line) {
   if (record_) print_own(line);
 }
 
-void RunLog::announce(double learning_rate) {
+void RunLog::announce(double learning_rate, bool from_start) {
   const auto& task = run_.task;
   auto line = "Training " + task.name + " on " + counted(run_.group.size(), "rank");
   const auto add = [&](const char* between, const auto& set, const char* what) {
@@ -156,7 +174,9 @@ void RunLog::announce(double learning_rate) {
   print(run_.group.size() == 1 ? "Single process on " + device + ": no process group needed"
                                : "Process group initialized: " + counted(run_.group.size(), "rank") +
                                      " over " + run_.group.backend() + " on " + device);
-  print(step_line(run_, learning_rate));
+  const auto& optim = run_.options.optim;
+  const bool rises = from_start && (optim.warmup_steps > 0 || optim.schedule == LrScheduleKind::kOneCycle);
+  print(step_line(run_, learning_rate, rises));
   if (record_) record_->add_text("config", as_code(text_if_any(run_.options.out / "config.toml")));
 }
 

@@ -51,7 +51,9 @@ class RunLog {
   void print(const std::string& line);      ///< from rank 0
   void print_own(const std::string& line);  ///< from every rank that calls it
   /// Announces, before the first step, what is trained on what.
-  void announce(double learning_rate);
+  ///
+  /// from_start  the run is not resumed, so that a learning rate that warms up is yet to rise
+  void announce(double learning_rate, bool from_start);
   void row(const report::MetricRow& row);
   /// Writes the log line and row of every log interval, and the row at an epoch's end.
   /// more  added to the row

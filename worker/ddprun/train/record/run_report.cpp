@@ -51,6 +51,7 @@ std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
 
 report::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) {
   report::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
+  const double first = chart.x_label == "epoch" ? 1 : 0;  // the rows count epochs from 0
   std::map<std::string, std::size_t> index_of;
   for (const auto& row : rows) {
     const auto x = find_metric(row, chart.x_label);
@@ -60,7 +61,7 @@ report::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind)
       const auto [found, is_new] = index_of.emplace(name, chart.series.size());
       if (is_new) chart.series.push_back({name, {}, {}});
       auto& series = chart.series[found->second];
-      series.x.push_back(*x);
+      series.x.push_back(*x + first);
       series.y.push_back(value);
     }
   }

@@ -46,7 +46,7 @@ TEST_CASE("a run's charts hold the figures that there are", "[figures]") {
   CHECK(charts[1].chart.title == "Dice, IoU and pixel accuracy");
   CHECK(names_of(charts[1].chart) == Names{"train_acc", "val_acc", "val_iou"});
   CHECK(charts[1].chart.x_label == "epoch");
-  CHECK(charts[1].chart.series[1].x == std::vector<double>{0, 1});
+  CHECK(charts[1].chart.series[1].x == std::vector<double>{1, 2});  // for people, epochs count from 1
   CHECK(charts[2].name == "lr");
   CHECK(charts[2].chart.series[0].y == std::vector<double>{0.1, 0.1, 0.01});
   CHECK(charts_of({}).empty());

@@ -1,0 +1,180 @@
+// worker TASK --predict: against what --eval finds, and against Python.
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include <ddprun/data/dataset_files.h>
+#include <ddprun/image/image_files.h>
+#include <ddprun/serialize/safetensors.h>
+#include "tests/integration/cifar10_files.h"
+#include "tests/integration/training_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+Child run_worker(const std::vector<std::string>& words) {
+  Command command;
+  command.argv = {worker_program()};
+  command.argv.insert(command.argv.end(), words.begin(), words.end());
+  return Child(command);
+}
+
+/// The data set's pictures as files 0000.png, 0001.png, ...
+void write_pictures(const data::Images& images, std::int64_t count, const fs::path& folder) {
+  fs::create_directories(folder);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto pixels_HWC = images.images_NCHW[i].permute({1, 2, 0}).contiguous();
+    auto picture =
+        image::make_image(static_cast<int>(pixels_HWC.size(1)), static_cast<int>(pixels_HWC.size(0)),
+                          static_cast<int>(pixels_HWC.size(2)));
+    std::copy_n(pixels_HWC.const_data_ptr<std::uint8_t>(), pixels_HWC.numel(), picture.bytes.begin());
+    auto number = std::to_string(i);
+    image::write_png(folder / (number.insert(0, 4 - number.size(), '0') + ".png"), picture);
+  }
+}
+
+nlohmann::json predictions_in(const fs::path& folder) {
+  return nlohmann::json::parse(read_file(folder / "predictions.json"))["predictions"];
+}
+
+/// How many of the predictions are the data set's labels.
+std::int64_t right_ones(const nlohmann::json& predictions, const torch::Tensor& labels) {
+  std::int64_t right = 0;
+  for (std::size_t i = 0; i < predictions.size(); ++i)
+    right +=
+        predictions[i]["classes"][0]["index"] == labels[static_cast<std::int64_t>(i)].item<std::int64_t>()
+            ? 1
+            : 0;
+  return right;
+}
+
+}  // namespace
+
+TEST_CASE("mnist's predicted classes of a data set's pictures are those of --eval and of Python",
+          "[predict]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto run = dir.path() / "run", out = dir.path() / "predictions";
+  Child trained(mnist(0, run, small({"--limit-test=100"})));
+  REQUIRE(trained.wait(kTraining) == ExitStatus::exited(0));
+  const auto checkpoint = (run / "checkpoints/last.pt").string();
+  const auto images = data::read_mnist(fashion_mnist(), data::Part::kTest, 100);
+  write_pictures(images, 100, dir.path() / "pictures");
+
+  auto child = run_worker({"mnist", "--predict", (dir.path() / "pictures").string(), "--checkpoint",
+                           checkpoint, "--out", out.string(), "--batch-size=7", "--data=fashion-mnist"});
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto predictions = predictions_in(out);
+  REQUIRE(predictions.size() == 100);
+  auto evaluated = run_worker({"mnist", "--eval", checkpoint, "--data=fashion-mnist", "--limit-test=100",
+                               "--out", (dir.path() / "evaluated").string()});
+  REQUIRE(evaluated.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(
+      evaluated.out(),
+      ContainsSubstring("Accuracy: " + std::to_string(right_ones(predictions, images.labels_N)) + "/100"));
+  double sum = 0;
+  for (const auto& one : predictions[0]["classes"]) sum += one["probability"].get<double>();
+  CHECK((predictions[0]["classes"].size() == 3 && sum > 0.3 && sum < 1 + 1e-5));
+  CHECK(predictions[0]["adapted"] == "");
+  CHECK_THAT(child.out(), ContainsSubstring("PICTURE ") && ContainsSubstring("0099.png"));
+  const auto shown = image::read_png(out / "pictures/001_0000.png");
+  CHECK((shown.width >= 224 && shown.height > 224));
+
+  check_python(dir.path(), "PIL", R"(
+import json, numpy as np, torch, torch.nn as nn, torch.nn.functional as F
+from PIL import Image
+weights = torch.load("run/checkpoints/last.pt", weights_only=False)["model"]
+def net(x):
+    x = F.relu(F.conv2d(x, weights["conv1.weight"], weights["conv1.bias"]))
+    x = F.max_pool2d(F.relu(F.conv2d(x, weights["conv2.weight"], weights["conv2.bias"])), 2)
+    x = F.relu(F.linear(torch.flatten(x, 1), weights["fc1.weight"], weights["fc1.bias"]))
+    return F.softmax(F.linear(x, weights["fc2.weight"], weights["fc2.bias"]), 1)
+for i, one in enumerate(json.load(open("predictions/predictions.json"))["predictions"]):
+    picture = np.array(Image.open(f"pictures/{i:04}.png"), dtype=np.float32) / 255
+    top = net(torch.from_numpy((picture - 0.1307) / 0.3081)[None, None]).topk(3)
+    for k, found in enumerate(one["classes"]):
+        assert abs(top.values[0, k].item() - found["probability"]) < 1e-4, (i, k, top, found)
+    assert top.indices[0, 0].item() == one["classes"][0]["index"] or top.values[0, 0] - top.values[0, 1] < 1e-4
+)");
+}
+
+TEST_CASE("cifar10's predicted classes of a data set's pictures are those of --eval", "[predict]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "data", 100, 30);
+  const auto run = dir.path() / "run", out = dir.path() / "predictions";
+  const auto data = "--data=" + (dir.path() / "data").string();
+  Child trained(
+      training("cifar10", 0, run, {data, "--epochs=1", "--batch-size=10", "--stem=cifar", "--val-split=0"}));
+  REQUIRE(trained.wait(kTraining) == ExitStatus::exited(0));
+  const auto checkpoint = (run / "checkpoints/last.ckpt").string();
+  const auto images = data::read_cifar10(dir.path() / "data", data::Part::kTest);
+  write_pictures(images, 30, dir.path() / "pictures");
+  auto child = run_worker({"cifar10", "--predict=" + (dir.path() / "pictures").string(), "--checkpoint",
+                           checkpoint, "--out", out.string()});
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  auto evaluated = run_worker({"cifar10", "--eval", checkpoint, data, "--stem=cifar", "--precision=32",
+                               "--out", (dir.path() / "evaluated").string()});
+  REQUIRE(evaluated.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(evaluated.out(),
+             ContainsSubstring(
+                 "Accuracy: " + std::to_string(right_ones(predictions_in(out), images.labels_N)) + "/30"));
+}
+
+TEST_CASE("linear's predicted probabilities are the sigmoid of the row's score", "[predict]") {
+  const TempDir dir;
+  serialize::write_safetensors(dir.path() / "model.safetensors",
+                               {{"weight", torch::tensor({{2.0f, -1.0f}})}, {"bias", torch::tensor({0.5f})}});
+  std::ofstream(dir.path() / "bare.csv") << "x,y\n1,0\n0,3\n";
+  std::ofstream(dir.path() / "labelled.csv") << "0.25,1,1\n";
+  const auto out = dir.path() / "out";
+  auto child = run_worker({"linear", "--predict", (dir.path() / "bare.csv").string(),
+                           (dir.path() / "labelled.csv").string(), "--checkpoint",
+                           (dir.path() / "model.safetensors").string(), "--out", out.string()});
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto predictions = predictions_in(out);
+  REQUIRE(predictions.size() == 3);
+  const double scores[] = {2.5, -2.5, 0};
+  for (std::size_t i = 0; i < 3; ++i)
+    for (const auto& one : predictions[i]["classes"]) {
+      const double sign = one["class"] == "1" ? 1 : -1;
+      CHECK(one["probability"].get<double>() == Approx(1 / (1 + std::exp(-sign * scores[i]))).margin(1e-6));
+    }
+  CHECK(predictions[0]["classes"][0]["class"] == "1");
+  CHECK(predictions[1]["classes"][0]["class"] == "0");
+  CHECK_THAT(child.out(), ContainsSubstring("bare.csv row 2      0      92.4 %"));
+}
+
+TEST_CASE("a mistake in --predict is one line that names the file or the flag", "[predict]") {
+  const TempDir dir;
+  serialize::write_safetensors(dir.path() / "model.safetensors",
+                               {{"weight", torch::tensor({{2.0f, -1.0f}})}, {"bias", torch::tensor({0.5f})}});
+  const auto model = (dir.path() / "model.safetensors").string();
+  std::ofstream(dir.path() / "wide.csv") << "1,2,3,4\n";
+  fs::create_directories(dir.path() / "used/empty");
+  const auto wide = (dir.path() / "wide.csv").string(), used = (dir.path() / "used").string(),
+             out = "--out=" + (dir.path() / "new").string();
+  const std::vector<std::tuple<std::vector<std::string>, int, std::string>> mistakes = {
+      {{"linear", "--predict", wide},
+       2,
+       "--checkpoint is missing; usage: worker linear --predict FILE.csv..."},
+      {{"linear", "--predict", "--checkpoint", model}, 2, "FILE.csv... is missing"},
+      {{"linear", "--predict", wide, "--checkpoint", model, "--out", used},
+       2,
+       "--out: expected a new or empty folder, or --overwrite too, got "},
+      {{"linear", "--predict", wide, "--checkpoint", used, out}, 2, "--checkpoint: expected a file"},
+      {{"linear", "--predict", wide, "--checkpoint", model, out},
+       1,
+       "wide.csv: expected 2 columns, as the model was trained on, or 3 with the label, got 4"},
+      {{"mnist", "--predict", used, "--checkpoint", model}, 1, "model.safetensors"},
+      {{"toy", "--predict", wide}, 2, "unknown flag '--predict'"}};
+  for (const auto& [words, code, message] : mistakes) {
+    CAPTURE(words);
+    auto child = run_worker(words);
+    CHECK(child.wait(kTraining) == ExitStatus::exited(code));
+    CHECK_THAT(child.err(), ContainsSubstring(message));
+    CHECK(std::ranges::count(child.err(), '\n') == 1);
+  }
+}
