@@ -180,7 +180,8 @@ struct Stop {
 struct End {
   int exit_code = 0;
   std::string reason;
-  bool dump_stacks = false;  ///< as in Stop
+  bool dump_stacks = false;        ///< as in Stop
+  std::optional<int> signal = {};  ///< the user's, which ends the job: what the workers get
   bool operator==(const End&) const = default;
 };
 
