@@ -204,8 +204,10 @@ CheckpointSaver::CheckpointSaver(const Run& run, ParallelModel& model, const Cal
                                        .mode = run.mode,
                                        .save_top_k = checkpoint.top_k,
                                        .resumed_from = checkpoint.resume == "auto" ? "" : checkpoint.resume};
-  policy_.emplace(policy, [&folder = record_->folder()](const fs::path& path) {
-    return fs::exists(path) && !folder.is_foreign(path);
+  policy_.emplace(policy, [this, &folder = record_->folder()](const fs::path& path) {
+    const auto branch = folder.branch_of(path);
+    const bool other = branch > resumed_branch_ && branch != run_.identity.branch;
+    return fs::exists(path) && !folder.is_foreign(path) && !other;
   });
 }
 
@@ -233,6 +235,7 @@ void CheckpointSaver::resume(const Resumed& resumed) {
     restore(callback->name(), [&](const auto& dict) { callback->load_state_dict(dict); });
   if (!policy_) return;
   const bool same_run = !state.identity.run.empty() && state.identity.run == run_.identity.run;
+  if (same_run) resumed_branch_ = state.identity.branch;
   restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict, same_run); });
   forget_missing();
 }

@@ -103,6 +103,7 @@ class CheckpointSaver {
   const Callbacks& callbacks_;
   RunRecord* record_;
   std::optional<CheckpointPolicy> policy_;   // on rank 0, if the best are kept
+  std::int64_t resumed_branch_ = 0;          // that of the state that was resumed
   std::optional<ShardWriter> shard_writer_;  // if the model is sharded
   std::filesystem::path last_path_;
   double stall_seconds_ = 0;

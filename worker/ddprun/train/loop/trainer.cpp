@@ -487,6 +487,8 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
+  std::vector<FolderLock> locks;  // first: until an earlier run has ended, it may write a newer checkpoint
+  if (group.rank() == 0 && std::filesystem::is_directory(options.out)) locks = lock_run_folder(options.out);
   auto resumed = options.memory != nullptr && options.memory->state
                      ? std::optional(Resumed{{}, *options.memory->state})
                      : find_resumed({task, options, group});

@@ -9,6 +9,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/ddp/model_tensors.h>
+#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_policy.h>
 #include <ddprun/train/state/run_memory.h>
 
@@ -140,6 +141,12 @@ void check_options(const Task& task, const TrainerOptions& options) {
     throw UsageError("--checkpoint-name: expected another name than 'last', which the newest checkpoint has");
   if (options.checkpoint.filename.find('/') != std::string::npos)
     throw UsageError("--checkpoint-name: expected a name without '/'");
+  if (!is_checkpoint_name("x" + options.checkpoint.extension))
+    throw UsageError("CheckpointOptions::extension: expected .pt or .ckpt, got '" +
+                     options.checkpoint.extension + "'");
+  if (!task.weights_file.empty() && !is_checkpoint_name(task.weights_file))
+    throw UsageError("Task::weights_file: expected a name that ends in .pt or .ckpt, got '" +
+                     task.weights_file + "'");
   for (std::string_view rest = options.checkpoint.filename; !rest.empty();) {  // run.json is UTF-8
     const auto size = first_character(rest).size;
     if (size == 0) throw UsageError("--checkpoint-name: expected a name in UTF-8");

@@ -58,9 +58,7 @@ RunRecord::RunRecord(RunFolder& folder) : RunRecord(folder, Options()) {}
 RunRecord::RunRecord(RunFolder& folder, Options options)
     : folder_(folder), options_(std::move(options)), writer_(folder) {
   remove_leftovers();
-  unless_disk_full([&] {
-    for (const auto& file : {metrics_path(), jsonl_path(), summary_path()}) folder_.claim(file);
-  });
+  for (const auto& file : {metrics_path(), jsonl_path()}) folder_.claim(file);
   start_metrics();
   if (!options_.tensorboard) return;
   add_sink([this] {
@@ -224,7 +222,10 @@ void RunRecord::settle() {
 
 void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   flush();
-  unless_disk_full([&] { write_file_atomic(summary_path(), json); });
+  unless_disk_full([&] {
+    folder_.claim(summary_path());
+    write_file_atomic(summary_path(), json);
+  });
   const bool resumed = options_.resumed_at.has_value();
   if (saved_ || !expects_checkpoint || (resumed && disk_error_ == 0)) return;
   throw IoError(checkpoint_path(),

@@ -33,6 +33,18 @@ bool is_there(const fs::path& path) {
 
 bool is_checkpoint(const std::string& name) { return name.starts_with("checkpoints/"); }
 
+/// What a later branch may not replace without a copy.
+bool is_result(const fs::path& file) {
+  return file.stem() == "metrics" || file.stem() == "summary" || is_checkpoint_name(file);
+}
+
+/// The id in a list; empty: there is none that can be read.
+std::string run_in(const fs::path& list) try {
+  return nlohmann::json::parse(read_file(list)).at("run");
+} catch (const std::exception&) {
+  return "";
+}
+
 /// Not one that leads out of the folder: the list may have been edited.
 bool is_inside(const std::string& name) {
   const fs::path path(name);
@@ -110,6 +122,7 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
   } catch (const nlohmann::json::exception&) {
     known = false;
   }
+  on_disk_ = identity_.run;
   if (!known)
     throw IoError(list,
                   "is not the list of a run's files; if you delete it, no file here counts as the run's");
@@ -271,7 +284,7 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
     identity_ = state.run.empty() ? RunIdentity{random_hex(), 1} : state;
     if (!is_newest) begin_branch(identity_.branch);
     for (const auto& name : names) {
-      if (!is_newest && name.starts_with("metrics.")) keep_earlier(folder_ / name);
+      if (!is_newest && is_result(name)) keep_earlier(folder_ / name);
       if (is_there(folder_ / name)) files_[name] = identity_.branch;
     }
   } else if (state != identity_ || !is_newest) {
@@ -341,6 +354,7 @@ void RunFolder::save() {
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     write_file_atomic(folder_ / kList, text);
+    on_disk_ = identity_.run;
     unsaved_ = false;
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
@@ -360,9 +374,10 @@ void RunFolder::check(const fs::path& file) const {
 
 void RunFolder::claim(const fs::path& file) {
   const std::lock_guard lock(mutex_);
+  check_still_here();
   check(file);
   if (is_of_this_branch(file)) return;
-  if (file.stem() == "metrics" || file.stem() == "summary" || file.extension() == ".pt") keep_earlier(file);
+  if (is_result(file)) keep_earlier(file);
   files_[name_of(file)] = identity_.branch;
   save();
 }
@@ -395,7 +410,7 @@ void RunFolder::remove_unused_shards() try {
   std::erase_if(unused, [](const auto& path) { return path.extension() != kShardsEnd; });
   if (unused.empty()) return;
   for (const auto& state : state_files(*this)) {
-    if (!state.problem.empty() && branch_of(state.path) > 0) throw std::runtime_error(state.problem);
+    if (!state.problem.empty()) throw std::runtime_error(state.problem);  // a copy of one, perhaps
     std::erase(unused, checkpoints() / state.shards);
   }
   for (const auto& shards : unused) remove_shards(shards);
@@ -407,8 +422,16 @@ void RunFolder::remove_unused_shards() try {
     log_warning(std::string(error.what()) + "; shards that no checkpoint uses are kept meanwhile");
 }
 
+/// The lock went with the folder, if that was moved away, and another run may have made this one.
+void RunFolder::check_still_here() const {
+  if (const auto run = run_in(folder_ / kList); !run.empty() && !on_disk_.empty() && run != on_disk_)
+    throw IoError(folder_, "is the folder of another run, " + run + ": that of this one, " + on_disk_ +
+                               ", was moved away while it trained");
+}
+
 void RunFolder::make_way(const fs::path& checkpoint) {
   const std::lock_guard lock(mutex_);
+  check_still_here();
   if (is_of_this_branch(checkpoint)) return;
   keep_earlier(checkpoint);
   writing_ = name_of(checkpoint);
@@ -444,7 +467,9 @@ void RunFolder::keep_earlier(const fs::path& file) {
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   const std::lock_guard lock(mutex_);
   writing_.clear();
-  remove_listed(doomed, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);
+  auto own = doomed;
+  std::erase_if(own, [&](const auto& file) { return !is_of_this_branch(file); });
+  remove_listed(own, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);
 }
 
 void RunFolder::remove(const std::vector<fs::path>& files) {

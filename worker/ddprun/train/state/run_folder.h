@@ -70,7 +70,8 @@ class RunFolder {
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
 
-  /// Before the file is written: lists it. throws  also if it exists and is not listed. Of metrics, a summary
+  /// Before the file is written: lists it. throws  also if it exists and is not listed, or the folder is
+  /// another run's by now. Of metrics, a summary
   /// or weights of an earlier branch, keeps a copy: metrics-branch=1.csv.
   void claim(const std::filesystem::path& file);
   /// The same for all that is in a folder of files whose names are known only once they are written: before,
@@ -86,13 +87,13 @@ class RunFolder {
   /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it
   /// beside it, as last-branch=1.pt or last-earlier.pt.
   void make_way(const std::filesystem::path& checkpoint);
-  /// Lists what was written, and removes of others what is listed.
+  /// Lists what was written, and removes of others what this branch wrote.
   void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
   /// Lists a new folder for a checkpoint's shards, last-step=80-5f0c91a2-1b2c.shards, before it is written.
   ///
   /// returns  its path, and those of removed ones, which other hosts may still have on disks of their own
   std::vector<std::filesystem::path> begin_shards(const std::filesystem::path& checkpoint, std::int64_t step);
-  /// Removes the listed shards that belong to no checkpoint here. None if a listed checkpoint cannot be read,
+  /// Removes the listed shards that belong to no checkpoint here. None if a checkpoint there cannot be read,
   /// or they cannot be removed: then warns, once.
   void remove_unused_shards();
   /// Removes of these files what is listed.
@@ -106,6 +107,7 @@ class RunFolder {
  private:
   std::string name_of(const std::filesystem::path& file) const;
   void check(const std::filesystem::path& file) const;
+  void check_still_here() const;
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
   void begin_branch(std::int64_t branch);
@@ -119,6 +121,7 @@ class RunFolder {
   const std::filesystem::path folder_;
   mutable std::mutex mutex_;
   RunIdentity identity_;
+  std::string on_disk_;  // the run in the list
   std::map<std::string, std::int64_t> files_;
   std::set<std::string> foreign_;  // checkpoints
   std::vector<std::string> replaced_;

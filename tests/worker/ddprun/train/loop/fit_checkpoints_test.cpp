@@ -172,6 +172,27 @@ TEST_CASE("a checkpoint's name has no folder", "[fit]") {
   CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("a name without '/'"));
 }
 
+TEST_CASE("checkpoints and weights have names by which a run knows them again", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  auto task = make_task();
+  task.weights_file = "model.pth";
+  CHECK_THROWS_WITH(run(task, options), ContainsSubstring("ends in .pt or .ckpt, got 'model.pth'"));
+  options.checkpoint.extension = ".pth";
+  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("expected .pt or .ckpt, got '.pth'"));
+}
+
+TEST_CASE("a checkpoint is chosen when no other process writes any more", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  run(make_task(), options);
+  options.checkpoint.resume = "auto";
+  options.on_resume = [](TrainerOptions&, const std::string&) { FAIL("chosen while another run may save"); };
+  const UniqueFd other(::open(options.out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  REQUIRE(::flock(other.get(), LOCK_EX | LOCK_NB) == 0);
+  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("another run is using"));
+}
+
 TEST_CASE("separate weights that do not fit on the disk do not end the run", "[fit]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {

@@ -86,6 +86,51 @@ TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run
   });
 }
 
+TEST_CASE("a branch whose earlier metrics have no place on a full disk does not begin", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    train::RunIdentity first;
+    {
+      TestRun record(disk);
+      first = record.folder().identity();
+      record.save(one_weight_state(1, first));
+      for (int step = 1; step <= 2000; ++step) record.add_metrics({{"step", step}});
+      record.finish("{}");
+    }
+    const auto rows = read_file(disk / "metrics.csv");
+    train::RunFolder folder(disk);
+    folder.resume(first, /*is_newest=*/false, {"metrics.csv", "metrics.jsonl", "summary.json"});
+    fill_disk(disk / "filler");
+    try {
+      const train::RunRecord record(folder, {.resumed_at = 1});
+    } catch (const IoError& error) {
+      ensure(error.error_number == ENOSPC, "the disk is full");
+      ensure(read_file(disk / "metrics.csv") == rows, "nothing is lost");
+      return;
+    }
+    ensure(false, "rows would be lost");
+  });
+}
+
+TEST_CASE("a summary is a branch's only once that has ended", "[run_record]") {
+  const TempDir dir;
+  train::RunIdentity first;
+  {
+    TestRun record(dir.path());
+    first = record.folder().identity();
+    record.save(one_weight_state(1, first));
+    record.finish("{}");
+  }
+  train::RunFolder folder(dir.path());
+  folder.resume(first, /*is_newest=*/false, {"metrics.csv", "metrics.jsonl", "summary.json"});
+  train::RunRecord record(folder, {.resumed_at = 1});
+  CHECK(folder.branch_of(record.summary_path()) == 1);
+  record.save(one_weight_state(2, folder.identity()), {{record.checkpoint_path()}});
+  record.finish("{\"steps\": 2}");
+  CHECK(folder.branch_of(record.summary_path()) == 2);
+  CHECK(read_file(dir.path() / "summary-branch=1.json") == "{}");
+}
+
 TEST_CASE("a run that could write no checkpoint fails at its end, and says why", "[run_record]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=64k", [](const fs::path& disk) {

@@ -268,6 +268,50 @@ TEST_CASE("metrics of an earlier branch are kept", "[run_folder]") {
   CHECK(read_file(dir.path() / "metrics-branch=1.csv") == "step\n");
 }
 
+TEST_CASE("the best checkpoint of an earlier branch is not removed by a better one", "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  const auto best = dir.path() / "checkpoints/epoch=0-step=10.pt", other = best.parent_path() / "epoch=1.pt";
+  {
+    RunFolder folder(dir.path());
+    save(folder, best.filename(), 10);
+    folder.resume(first, /*is_newest=*/false, kNames);
+  }
+  RunFolder folder(dir.path());  // as after a restart
+  save(folder, other.filename(), 5, {best});
+  CHECK(fs::exists(best));
+  CHECK(folder.branch_of(best) == 1);
+  save(folder, "epoch=2.pt", 15, {other});
+  CHECK_FALSE(fs::exists(other));
+}
+
+TEST_CASE("a run whose folder was moved away does not write into the one that another run has made there",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto path = dir.path() / "run", last = path / "checkpoints/last.pt";
+  make_run(path);
+  RunFolder moved(path);
+  fs::rename(path, dir.path() / "elsewhere");
+  const auto other = make_run(path);
+  CHECK_THROWS_WITH(save(moved, "last.pt", 20),
+                    ContainsSubstring("is the folder of another run, " + other.run));
+  CHECK_THROWS_WITH(moved.claim(path / "summary.json"), ContainsSubstring("was moved away while it trained"));
+  CHECK(read_checkpoint(last).identity == other);
+  RunFolder(path).begin(kNames);  // a new run in its place is no such thing
+}
+
+TEST_CASE("without its list a branch keeps the weights and the summary of the one before", "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto names = std::vector<std::string>{"metrics.csv", "summary.json", "weights.ckpt"};
+  for (const auto& name : names) write(dir.path() / name, name);
+  fs::remove(dir.path() / "run.json");
+  RunFolder folder(dir.path());
+  folder.resume(identity, /*is_newest=*/false, names);
+  for (const char* kept : {"metrics-earlier.csv", "summary-earlier.json", "weights-earlier.ckpt"})
+    CHECK(fs::exists(dir.path() / kept));
+}
+
 TEST_CASE("a checkpoint that the list names and that is gone is missed, not taken for a new start",
           "[run_folder]") {
   const TempDir dir;
@@ -426,13 +470,13 @@ TEST_CASE("of folders of shards only what the run has listed and its ranks have 
   for (const auto& name : others) write(checkpoints / name, "mine");
   for (const char* name : {"rank-0", "rank-12", ".rank-1.tmp.345"}) write(checkpoints / own / name, "shards");
   RunFolder folder(dir.path());  // of the next process: the run was killed as soon as it had begun them
-  SECTION("if a listed checkpoint cannot be read, it may need them") {
-    write(checkpoints / "last.pt", "damaged");
+  SECTION("if a checkpoint cannot be read, a copy that somebody makes just now too, it may need them") {
+    write(checkpoints / GENERATE("last.pt", "copy.pt"), "damaged");
     folder.remove_unused_shards();
     CHECK(fs::exists(checkpoints / own / "rank-0"));
   }
-  SECTION("what cannot be read and is not listed does not keep them") {
-    write(checkpoints / "mine.pt", "mine");
+  SECTION("what is no checkpoint does not keep them") {
+    write(checkpoints / "mine.txt", "mine");
     folder.remove_unused_shards();
     for (const auto& name : others) CHECK(read_file(checkpoints / name) == "mine");
     CHECK(files_in(checkpoints / own) == std::set<std::string>{"notes.txt", "rank-0.txt"});
