@@ -31,7 +31,7 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
                              InMemory& in_memory) {
   std::string text;
   if (config.summary)
-    text = train::to_text(train::summarize(task));
+    text = train::to_text(train::summarize(task, config.train.parallel.sync_batch_norm));
   else if (config.estimate)
     text = train::estimate(task, config.train, group);
   else if (!config.model.eval.empty()) {
@@ -151,11 +151,12 @@ train::Ending run_task(Config& config, const ddp::ProcessGroup& group, InMemory&
   memory.task.used = true;
   train::check_options(task, config.train);
   if (run_instead_of_training(config, task, group, memory)) return train::Ending::kComplete;
-  prepare_run(config, group, memory);
+  const bool searches = config.find_lr || config.find_batch_size;
+  if (!searches) prepare_run(config, group, memory);
   torch::manual_seed(train::rank_seed(config.train.seed, group.rank()));  // dropout differs between ranks
   if (config.find_lr) train::find_lr(task, config.train, group);
   if (config.find_batch_size) train::find_batch_size(task, config.train, group);
-  if (config.find_lr || config.find_batch_size) return train::Ending::kComplete;
+  if (searches) return train::Ending::kComplete;
   return train::fit(task, config.train, group);
 }
 

@@ -243,7 +243,9 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   values.apply(command.settings, task.name);
   for (const auto& [name, given] : values.all()) config.stated.insert(name);
   settle(config, task);
-  if (typed.is_true("print-config")) print_and_exit(to_toml(command, /*whole=*/true));
+  if (typed.is_true("print-config"))
+    print_and_exit("# A line such as \"# out = ...\" has an example: this setting has no value.\n" +
+                   to_toml(command, /*whole=*/true));
   return config;
 }
 
