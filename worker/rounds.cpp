@@ -21,6 +21,7 @@
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/model_summary.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/config/config.h"
 
 namespace ddprun::worker {
@@ -144,6 +145,23 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
   config.train.checkpoint.resume = "auto";
 }
 
+/// --resume RUN continues the run in its folder or, with another --out, as a new run from its newest
+/// checkpoint. Rank 0 decides: others may not see the folder.
+void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
+  auto& resume = config.train.checkpoint.resume;
+  auto& out = config.train.out;
+  std::string from;
+  std::error_code error;
+  if (group.rank() == 0 && std::filesystem::is_directory(resume, error)) {
+    from = train::checkpoint_of(resume, "--resume: ", train::Kept::kNewest).string();
+    if (out.empty() || std::filesystem::equivalent(out, resume, error)) from = "auto";
+  }
+  from = ddp::broadcast_from_rank_0(group, from);
+  if (from.empty()) return;
+  if (from == "auto" && out.empty()) out = resume;
+  resume = from;
+}
+
 /// What a connected group does.
 train::Ending run_task(Config& config, const ddp::ProcessGroup& group, InMemory& memory) {
   memory.task.load(config);
@@ -172,6 +190,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.task.load_in_background(config);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);

@@ -16,12 +16,15 @@
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 
 namespace ddprun::worker {
 namespace {
 
 using settings::Command;
+using settings::Given;
 using settings::unbound;
+using settings::Values;
 using Kind = settings::Setting::Kind;
 
 [[noreturn]] void print_and_exit(const std::string& text) {
@@ -220,6 +223,48 @@ void validate(const Config& config) {
     throw UsageError("--resume=auto: expected --out too: the folder of the run to continue");
 }
 
+/// How the model of a run was made, which its weights alone do not tell.
+constexpr std::array kOfTheModel = {"architecture", "image-size", "stem",
+                                    "dropout",      "loss",       "label-smoothing"};
+
+/// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
+/// the run's settings of the model and, for --eval, of the data and the seed that splits them.
+/// throws  UsageError for a run of another task
+void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task,
+                         const Command& command) {
+  const std::filesystem::path run = values.text(flag), file = run / "config.toml";
+  const auto weights = train::checkpoint_of(run, "--" + flag + ": ");
+  if (weights == run) return;
+  Config plain;  // with the task's defaults
+  plain.task = task.name;
+  task.set_defaults(plain);
+  auto settings = all_settings(plain);
+  Values own;
+  const auto add = [&](const std::string& name, const Given& given) {
+    for (const auto& setting : settings) {
+      if (setting.name != name || !setting.belongs_to(task.name) || values.given(name)) continue;
+      const auto before = setting.get();
+      if (setting.set(given.text).empty() && setting.get() != before) own.add(setting, given);
+    }
+  };
+  if (std::error_code error; std::filesystem::exists(file, error)) {
+    if (const auto of = settings::top_level_text(file, "task").text; of != task.name)
+      throw UsageError("--" + flag + ": " + run.string() + " is a run of the task " + of);
+    const Values all = settings::read_toml(file, command);
+    for (const auto& setting : settings)
+      if (all.given(setting.name) &&
+          (std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() ||
+           (flag == "eval" && (setting.section == "data" || setting.name == "seed"))))
+        add(setting.name, all.all().at(setting.name).back());
+  }
+  // It may have been another file since, or that of another model that the run began with.
+  if (const auto shape = run / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
+    add("architecture", {shape.string(), shape.string()});
+  for (const auto& setting : settings)
+    if (setting.name == flag) own.add(setting, {weights.string(), "--" + flag});
+  values.overlay(own);
+}
+
 }  // namespace
 
 Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks,
@@ -230,14 +275,16 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   config.task = task.name;
   task.set_defaults(config);  // the help shows them
   const Command command = make_command(task, config);
-  const settings::Values typed = read_words(words, command);
+  const Values typed = read_words(words, command);
   if (typed.is_true("help")) help_and_exit(command);
-  settings::Values values;
+  Values values;
   if (typed.given("config"))
     values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
   else
     require(command, typed);
   values.overlay(typed);
+  for (const char* flag : {"init-weights", "eval"})
+    if (values.given(flag)) add_settings_of_run(values, flag, task, command);
   values.apply(command.settings, task.name);
   task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
