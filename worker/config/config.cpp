@@ -92,6 +92,15 @@ std::string leading_config(const std::vector<std::string>& words) {
   return words[0] == flag && words.size() > 1 ? words[1] : "";
 }
 
+/// `worker --epochs 3 mnist`
+void refuse_task_after_flags(const std::vector<std::string>& words, const Words& known) {
+  if (words.empty() || !words[0].starts_with("--") || words[0] == "--help" || words[0] == "--version") return;
+  for (std::size_t i = 1; i < words.size(); ++i)
+    for (const auto& task : known.tasks)
+      if (words[i] == task.name)
+        throw UsageError("expected the task before its flags: worker " + task.name + " " + words[0] + " ...");
+}
+
 /// The task named by the first word, which this removes, or by the file of a leading --config.
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
@@ -103,6 +112,7 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
           file + ": names no task: expected an entry such as task = \"mnist\", or worker TASK --config " +
           file);
   } else {
+    refuse_task_after_flags(words, known);
     const Command program = make_program(known);
     const auto first = read_words({words.begin(), words.begin() + (words.empty() ? 0 : 1)}, program);
     if (first.is_true("help")) help_and_exit(program);

@@ -403,9 +403,10 @@ Settings report_settings(Config& config) {
 Setting device_setting(ddp::DeviceChoice& device) {
   using ddp::DeviceChoice;
   return settings::choice<DeviceChoice>(
-      "device", device,
-      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
-      "where to train; auto: on a GPU if there is one");
+             "device", device,
+             {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+             "where to train; auto: on a GPU if there is one")
+      .known_as({"--gpu", "--gpus", "--cuda", "--use-gpu", "--accelerator"});
 }
 
 Setting backend_setting(ddp::BackendChoice& backend) {
