@@ -65,6 +65,7 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, InMemory& in_me
   if (config.train.out.empty()) config.train.out = memory.folder;
   ddp::set_flight_folder((memory.folder / "flight").string());
   config.train.more_files = run_file_names();
+  if (on_rank_0) config.train.next_commands = next_commands(config, group);
   config.train.on_folder = [&](train::RunFolder& folder) {
     if (!memory.begun) write_run_files(folder, config, group);
   };

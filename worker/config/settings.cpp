@@ -272,6 +272,7 @@ Settings train_settings(Config& config) {
           .also_as({"--num-sanity-val-steps"})
           .only(kWithValidation),
       integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
+      boolean("allow-nan", train.allow_nan, "end with exit code 0 even if the last loss is NaN or infinite"),
       boolean("estimate", config.estimate,
               "measure ten steps, print how long an epoch and the run take on 1, 2, 4 and 8 ranks, and end")
           .of_this_run(),
