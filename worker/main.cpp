@@ -58,6 +58,10 @@ int main(int argc, char** argv) {
   set_up_memory(config, rounds, device, in_memory);
   std::optional<train::Ending> ending;
   while (!ending) ending = run_round(config, rounds, in_memory);
+  if (*ending == train::Ending::kDiverged)
+    throw SameOnEveryRank(
+        "the training has diverged: its last loss is NaN or infinite; a smaller --lr may help, and with "
+        "--allow-nan this is no failure");
   if (*ending == train::Ending::kTerminated) ::raise(train::ending_signal());
   return EXIT_SUCCESS;
 }

@@ -21,6 +21,7 @@
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/model_summary.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/config/config.h"
 
 namespace ddprun::worker {
@@ -31,7 +32,7 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
                              InMemory& in_memory) {
   std::string text;
   if (config.summary)
-    text = train::to_text(train::summarize(task));
+    text = train::to_text(train::summarize(task, config.train.parallel.sync_batch_norm));
   else if (config.estimate)
     text = train::estimate(task, config.train, group);
   else if (!config.model.eval.empty()) {
@@ -64,6 +65,7 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, InMemory& in_me
   if (config.train.out.empty()) config.train.out = memory.folder;
   ddp::set_flight_folder((memory.folder / "flight").string());
   config.train.more_files = run_file_names();
+  if (on_rank_0) config.train.next_commands = next_commands(config, group);
   config.train.on_folder = [&](train::RunFolder& folder) {
     if (!memory.begun) write_run_files(folder, config, group);
   };
@@ -153,6 +155,23 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
   config.train.checkpoint.resume = "auto";
 }
 
+/// --resume RUN continues the run in its folder or, with another --out, as a new run from its newest
+/// checkpoint. Rank 0 decides: others may not see the folder.
+void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
+  auto& resume = config.train.checkpoint.resume;
+  auto& out = config.train.out;
+  std::string from;
+  std::error_code error;
+  if (group.rank() == 0 && std::filesystem::is_directory(resume, error)) {
+    from = train::checkpoint_of(resume, "--resume: ", train::Kept::kNewest).string();
+    if (out.empty() || std::filesystem::equivalent(out, resume, error)) from = "auto";
+  }
+  from = ddp::broadcast_from_rank_0(group, from);
+  if (from.empty()) return;
+  if (from == "auto" && out.empty()) out = resume;
+  resume = from;
+}
+
 /// What a connected group does.
 train::Ending run_task(Config& config, const ddp::ProcessGroup& group, InMemory& memory) {
   memory.task.load(config);
@@ -160,11 +179,12 @@ train::Ending run_task(Config& config, const ddp::ProcessGroup& group, InMemory&
   memory.task.used = true;
   train::check_options(task, config.train);
   if (run_instead_of_training(config, task, group, memory)) return train::Ending::kComplete;
-  prepare_run(config, group, memory);
+  const bool searches = config.find_lr || config.find_batch_size;
+  if (!searches) prepare_run(config, group, memory);
   torch::manual_seed(train::rank_seed(config.train.seed, group.rank()));  // dropout differs between ranks
   if (config.find_lr) train::find_lr(task, config.train, group);
   if (config.find_batch_size) train::find_batch_size(task, config.train, group);
-  if (config.find_lr || config.find_batch_size) return train::Ending::kComplete;
+  if (searches) return train::Ending::kComplete;
   return train::fit(task, config.train, group);
 }
 
@@ -180,6 +200,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.task.load_in_background(config);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);

@@ -29,8 +29,9 @@ struct Setting {
   Kind kind = Kind::kText;
   std::string type_name;  ///< "N", for the help
   std::string help;
-  std::string section;                 ///< of the file and of the help; empty: top level
-  std::string alias;                   ///< "-r"
+  std::string example;  ///< of a value, as on the command line, for a file in which it has none
+  std::string section;  ///< of the file and of the help; empty: top level
+  std::string alias;    ///< "-r"
   std::vector<std::string> elsewhere;  ///< other programs' names of the flag, for "did you mean"
   std::vector<std::string> tasks;      ///< that have it; empty: all
   bool negated = false;                ///< a switch that is on by default: its flag is --no-NAME, or --NAME
@@ -54,6 +55,7 @@ struct Setting {
   Setting type(std::string shown) && { return with(&Setting::type_name, std::move(shown)); }
   Setting short_flag(std::string flag) && { return with(&Setting::alias, std::move(flag)); }
   Setting known_as(std::vector<std::string> flags) && { return with(&Setting::elsewhere, std::move(flags)); }
+  Setting such_as(std::string value) && { return with(&Setting::example, std::move(value)); }
   Setting or_empty() && { return with(&Setting::may_be_empty, true); }
   Setting of_this_run() && { return with(&Setting::kept, false); }
   Setting not_in_file() && { return with(&Setting::in_file, false); }
@@ -279,7 +281,8 @@ Values read_toml(const std::filesystem::path& path, const Command& command);
 /// A key at the top of the file, with its place; empty if absent. throws as read_toml()
 Given top_level_text(const std::filesystem::path& path, const std::string& key);
 
-/// The command's settings as a file for read_toml(). A setting without a value becomes a comment.
+/// The command's settings as a file for read_toml(). A setting without a value becomes a comment, from which
+/// the '#' can be removed: the line then has its example.
 ///
 /// whole  includes settings not needed to repeat a run, such as --out
 std::string to_toml(const Command& command, bool whole);

@@ -221,7 +221,13 @@ std::string to_toml(const Command& command, bool whole) {
       continue;
     if (setting.section != section) text += "\n[" + (section = setting.section) + "]\n";
     const auto value = setting.get();
-    text += value ? setting.key() + " = " + literal(*value) + "\n" : "# " + setting.key() + " is not set\n";
+    const bool is_bare = setting.kind == Kind::kInteger || setting.kind == Kind::kNumber;
+    if (value)
+      text += setting.key() + " = " + literal(*value) + "\n";
+    else if (setting.example.empty())
+      text += "# " + setting.key() + " is not set\n";
+    else
+      text += "# " + setting.key() + " = " + (is_bare ? setting.example : literal(setting.example)) + "\n";
   }
   return text;
 }

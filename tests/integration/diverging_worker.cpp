@@ -1,7 +1,7 @@
 // A program on ddprun::run, for own_program_jobs_test.cpp, whose ranks do not do the same, as the argument
 // says: "return" and the like go wrong on rank 1 at the sixth step of ten, "slow" only takes its time.
-#include <ddprun/run/context.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/run/context.h>
 #include <ddprun/run/distributed.h>
 #include <torch/nn/modules/linear.h>
 

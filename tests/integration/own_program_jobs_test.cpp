@@ -23,19 +23,20 @@ struct Case {
 
 /// By how rank 1 goes its own way.
 std::vector<Case> divergences() {
-  return {{"return", " of 1 double: rank 1 has finished and makes no more calls [",
-           "rank 0 called all_reduce of 1 double and waits there, but this rank has finished ["},
-          {"fewer batches", "(bucket 0): rank 1 has finished and makes no more calls [",
-           "rank 0 called all_reduce of 4 float (bucket 0) and waits there, but this rank has finished ["},
-          {"return from a subgroup", " of 1 double: rank 1 has finished and makes no more calls ["},
-          {"barrier return", ": rank 1 has finished and makes no more calls [",
-           "rank 0 called barrier and waits there, but this rank has finished ["},
-          {"exit", " of 1 double: rank 1 has ended or does not answer"},
-          {"barrier exit", ": rank 1 has ended or does not answer"},
-          {"skip", " of 1 double: rank 1 called broadcast of 3 float from rank 1 while this rank made that call",
-           " of 3 float from rank 1: rank 0 called all_reduce of 1 double while this rank made that call"},
-          {"barrier skip", ": rank 1 called broadcast of 3 float from rank 1 while this rank made that call",
-           " of 3 float from rank 1: rank 0 called barrier while this rank made that call"}};
+  return {
+      {"return", " of 1 double: rank 1 has finished and makes no more calls [",
+       "rank 0 called all_reduce of 1 double and waits there, but this rank has finished ["},
+      {"fewer batches", "(bucket 0): rank 1 has finished and makes no more calls [",
+       "rank 0 called all_reduce of 4 float (bucket 0) and waits there, but this rank has finished ["},
+      {"return from a subgroup", " of 1 double: rank 1 has finished and makes no more calls ["},
+      {"barrier return", ": rank 1 has finished and makes no more calls [",
+       "rank 0 called barrier and waits there, but this rank has finished ["},
+      {"exit", " of 1 double: rank 1 has ended or does not answer"},
+      {"barrier exit", ": rank 1 has ended or does not answer"},
+      {"skip", " of 1 double: rank 1 called broadcast of 3 float from rank 1 while this rank made that call",
+       " of 3 float from rank 1: rank 0 called all_reduce of 1 double while this rank made that call"},
+      {"barrier skip", ": rank 1 called broadcast of 3 float from rank 1 while this rank made that call",
+       " of 3 float from rank 1: rank 0 called barrier while this rank made that call"}};
 }
 
 }  // namespace

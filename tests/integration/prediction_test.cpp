@@ -65,7 +65,7 @@ TEST_CASE("mnist's predicted classes of a data set's pictures are those of --eva
   write_pictures(images, 100, dir.path() / "pictures");
 
   auto child = run_worker({"mnist", "--predict", (dir.path() / "pictures").string(), "--checkpoint",
-                           checkpoint, "--out", out.string(), "--batch-size=7", "--data=fashion-mnist"});
+                           run.string(), "--out", out.string(), "--batch-size=7", "--data=fashion-mnist"});
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   const auto predictions = predictions_in(out);
   REQUIRE(predictions.size() == 100);
@@ -164,7 +164,7 @@ TEST_CASE("a mistake in --predict is one line that names the file or the flag", 
       {{"linear", "--predict", wide, "--checkpoint", model, "--out", used},
        2,
        "--out: expected a new or empty folder, or --overwrite too, got "},
-      {{"linear", "--predict", wide, "--checkpoint", used, out}, 2, "--checkpoint: expected a file"},
+      {{"linear", "--predict", wide, "--checkpoint", used, out}, 1, "is a folder, but not of a run"},
       {{"linear", "--predict", wide, "--checkpoint", model, out},
        1,
        "wide.csv: expected 2 columns, as the model was trained on, or 3 with the label, got 4"},

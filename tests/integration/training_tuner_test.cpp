@@ -1,6 +1,7 @@
 // What a worker tells before a training: the model's layers, a learning rate, a batch size.
 #include <sys/resource.h>
 
+#include "tests/integration/cifar10_files.h"
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;
@@ -38,9 +39,31 @@ TEST_CASE("the finder of rates suggests a rate that learns, on one rank and on t
     const auto lr = number_after("suggested learning rate: --lr ", child.err());
     CHECK(lr > 1e-4);
     CHECK(lr < 1);
-    CHECK(fs::file_size(run / "figures/lr_finder.svg") > 1000);
-    CHECK_FALSE(fs::exists(run / "metrics.csv"));
+    CHECK_THAT(read_file(run / "lr_finder.svg"), ContainsSubstring("suggestion: --lr "));
+    CHECK(std::distance(fs::directory_iterator(run), {}) == 1);  // there is no run
   }
+}
+
+TEST_CASE("a summary names the BatchNorm that a run will have", "[training]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "data", 100, 20);
+  const auto summary = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--data=" + (dir.path() / "data").string(), "--summary"});
+    Child child(training("cifar10", 0, dir.path() / "run", flags));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return child.out();
+  };
+  CHECK_THAT(summary({}), ContainsSubstring("  BatchNorm ") && !ContainsSubstring("SyncBatchNorm"));
+  CHECK_THAT(summary({"--sync-bn"}), ContainsSubstring("  SyncBatchNorm "));
+}
+
+TEST_CASE("an estimate names the samples, the batches and what it assumes", "[training]") {
+  const TempDir dir;
+  Child child(training("linear", 2, dir.path() / "run", {"--estimate", "--batch-size=50"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(child.out(), ContainsSubstring("1000 training samples, batches of 50 on each rank") &&
+                              ContainsSubstring("    2        10 ") && ContainsSubstring("Assumes that "));
+  CHECK_FALSE(fs::exists(dir.path() / "run"));
 }
 
 TEST_CASE("the finder of batch sizes stops at the memory, or at the training set's end", "[training]") {
@@ -51,7 +74,7 @@ TEST_CASE("the finder of batch sizes stops at the memory, or at the training set
   CHECK(whole.wait(kTraining) == ExitStatus::exited(0));
   CHECK(number_after("suggested batch size: --batch-size ", whole.err()) == 512);
   CHECK_THAT(whole.err(), ContainsSubstring("(the training set has no more samples)"));
-  CHECK(fs::file_size(run / "figures/batch_size_finder.svg") > 1000);
+  CHECK(fs::file_size(run / "batch_size_finder.svg") > 1000);
 
   auto command =
       mnist(0, dir.path() / "limited",

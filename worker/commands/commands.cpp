@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/train/record/run_report.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/commands/flight_report.h"
 
 namespace ddprun::worker {
@@ -37,14 +39,24 @@ int run_report_command(int argc, char** argv) {
   command.positionals = {{"runs", "RUN..."}};
   command.settings = {
       settings::help_flag(),
-      settings::list("runs", runs, "their folders").not_a_flag(),
+      settings::list("runs", runs, "their folders, or a folder of runs").not_a_flag(),
       settings::path("out", out, "the page to write"),
   };
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
-  if (runs.size() == 1)
-    train::write_run_report(runs[0], out);
+  std::vector<std::filesystem::path> folders;
+  for (const std::filesystem::path run : runs) {
+    if (train::is_run_folder(run) || !std::filesystem::is_directory(run)) {
+      folders.push_back(run);
+      continue;
+    }
+    for (const auto& one : train::runs_in(run))  // without those of an evaluation
+      if (std::filesystem::exists(one / "metrics.csv")) folders.push_back(one);
+  }
+  if (folders.empty()) throw IoError(runs.front(), "holds no run with metrics.csv");
+  if (folders.size() == 1)
+    train::write_run_report(folders[0], out);
   else
-    train::write_comparison({runs.begin(), runs.end()}, out);
+    train::write_comparison(folders, out);
   std::cout << "report: " << out.string() << "\n";
   return 0;
 }

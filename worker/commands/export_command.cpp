@@ -16,6 +16,7 @@
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 #include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "worker/sam/sam_model.h"
@@ -38,7 +39,9 @@ std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
   command.positionals = {{"checkpoint", "CHECKPOINT"}, {"out", "OUT"}};
   command.settings = {
       settings::help_flag(),
-      settings::path("checkpoint", flags.checkpoint, "a checkpoint, or any file that --init-weights takes")
+      settings::path(
+          "checkpoint", flags.checkpoint,
+          "a checkpoint, a run's folder (its best checkpoint), or any file that --init-weights takes")
           .not_a_flag(),
       settings::path(
           "out", flags.out,
@@ -137,8 +140,9 @@ void write(const ExportFlags& flags, Exported model) {
 }  // namespace
 
 int run_export_command(int argc, char** argv) {
-  const auto flags = parse_export_flags(argc, argv);
+  auto flags = parse_export_flags(argc, argv);
   if (!flags) return 0;
+  flags->checkpoint = train::checkpoint_of(flags->checkpoint);
   if (std::error_code none; std::filesystem::equivalent(flags->checkpoint, flags->out, none))
     throw UsageError(
         "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +

@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -13,9 +11,8 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
-#include <ddprun/serialize/dict_reader.h>
-#include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 #include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/shard_index.h>
 #include "worker/commands/commands.h"
@@ -27,37 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 using train::RunFolder;
 using train::StateFile;
-
-/// The best checkpoints' scores by file name, and the metric; as the newest state that can be read knows
-/// them.
-struct Best {
-  std::string monitor;
-  std::vector<std::pair<std::string, double>> scores;  // best first
-};
-
-Best best_of(const std::vector<StateFile>& states) {
-  Best best;
-  const auto newest = std::ranges::find_if(states, [](const auto& file) { return file.problem.empty(); });
-  if (newest == states.end()) return best;
-  const auto state = train::to_training_state(
-      serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
-  for (const auto& [name, value] : state.callbacks) {
-    if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
-    const train::DictReader policy(value, name);
-    if (policy.has("monitor")) best.monitor = policy.text("monitor");
-    const auto models = policy.dict("best_k_models");
-    const train::DictReader scores(models, "best_k_models");
-    for (const auto& item : models)
-      best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
-                               scores.number(item.key().toStringRef()));
-    const auto first = fs::path(policy.text("best_model_path")).filename().string();
-    const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
-    if (top == best.scores.end()) continue;
-    const double score = top->second;
-    std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
-  }
-  return best;
-}
 
 std::uintmax_t size_of(const fs::path& path) {
   std::error_code error;
@@ -80,26 +46,15 @@ std::string size_text(std::uintmax_t bytes) {
   return formatted("%.1f GiB", size / kKiB / kKiB / kKiB);
 }
 
-bool is_run(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / "run.json", error) || fs::exists(folder / "metrics.csv", error);
-}
-
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
 /// The runs in a folder, one line each.
 void list_runs(const fs::path& folder) {
-  std::set<fs::path> runs;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (is_run(entry->path())) runs.insert(entry->path());
-  if (error) throw IoError(folder, "cannot be listed", error.value());
-  if (runs.empty()) throw IoError(folder, "holds no run");
   std::vector<std::vector<std::string>> rows = {{"FOLDER", "RUN", "BRANCH", "EPOCH", "STEP", "BEST", "SIZE"}};
-  for (const auto& path : runs) try {
+  for (const auto& path : train::runs_in(folder)) try {
       const RunFolder run(path);
       const auto states = state_files(run);
-      const auto best = best_of(states);
+      const auto best = train::best_checkpoints(states);
       const auto& [id, branch] = run.identity();
       if (id.empty() && states.empty() && !fs::exists(path / "metrics.csv")) continue;  // of an evaluation
       const bool any = !states.empty() && states.front().problem.empty();
@@ -118,7 +73,7 @@ void list_runs(const fs::path& folder) {
 void list_states(const fs::path& path) {
   const RunFolder run(path);
   const auto states = state_files(run);
-  const auto best = best_of(states);
+  const auto best = train::best_checkpoints(states);
   const auto& [id, branch] = run.identity();
   std::cout << "run " << or_dash(id) << ", branch " << branch << ", " << size_text(size_of(path)) << " in "
             << one_line(path.string()) << "\n";
@@ -174,7 +129,7 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
     before = now;
   }
   if (rule.best > 0)
-    for (const auto& [name, score] : best_of(states).scores)
+    for (const auto& [name, score] : train::best_checkpoints(states).scores)
       if (best < rule.best && keep(name)) ++best;
   std::vector<fs::path> doomed;
   for (const auto& state : states)
@@ -194,7 +149,8 @@ int run_runs_command(int argc, char** argv) {
   command.settings = {settings::help_flag(),
                       settings::list("folders", folders, "a run, or a folder of runs").not_a_flag()};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
-  for (const fs::path folder : folders) is_run(folder) ? list_states(folder) : list_runs(folder);
+  for (const fs::path folder : folders)
+    train::is_run_folder(folder) ? list_states(folder) : list_runs(folder);
   return 0;
 }
 

@@ -16,12 +16,15 @@
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 
 namespace ddprun::worker {
 namespace {
 
 using settings::Command;
+using settings::Given;
 using settings::unbound;
+using settings::Values;
 using Kind = settings::Setting::Kind;
 
 [[noreturn]] void print_and_exit(const std::string& text) {
@@ -88,6 +91,15 @@ std::string leading_config(const std::vector<std::string>& words) {
   return words[0] == flag && words.size() > 1 ? words[1] : "";
 }
 
+/// `worker --epochs 3 mnist`
+void refuse_task_after_flags(const std::vector<std::string>& words, const Words& known) {
+  if (words.empty() || !words[0].starts_with("--") || words[0] == "--help" || words[0] == "--version") return;
+  for (std::size_t i = 1; i < words.size(); ++i)
+    for (const auto& task : known.tasks)
+      if (words[i] == task.name)
+        throw UsageError("expected the task before its flags: worker " + task.name + " " + words[0] + " ...");
+}
+
 /// The task named by the first word, which this removes, or by the file of a leading --config.
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
@@ -99,6 +111,7 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
           file + ": names no task: expected an entry such as task = \"mnist\", or worker TASK --config " +
           file);
   } else {
+    refuse_task_after_flags(words, known);
     const Command program = make_program(known);
     const auto first = read_words({words.begin(), words.begin() + (words.empty() ? 0 : 1)}, program);
     if (first.is_true("help")) help_and_exit(help_text(program));
@@ -223,6 +236,48 @@ void validate(const Config& config) {
     throw UsageError("--resume=auto: expected --out too: the folder of the run to continue");
 }
 
+/// How the model of a run was made, which its weights alone do not tell.
+constexpr std::array kOfTheModel = {"architecture", "image-size", "stem",
+                                    "dropout",      "loss",       "label-smoothing"};
+
+/// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
+/// the run's settings of the model and, for --eval, of the data and the seed that splits them.
+/// throws  UsageError for a run of another task
+void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task,
+                         const Command& command) {
+  const std::filesystem::path run = values.text(flag), file = run / "config.toml";
+  const auto weights = train::checkpoint_of(run, "--" + flag + ": ");
+  if (weights == run) return;
+  Config plain;  // with the task's defaults
+  plain.task = task.name;
+  task.set_defaults(plain);
+  auto settings = all_settings(plain);
+  Values own;
+  const auto add = [&](const std::string& name, const Given& given) {
+    for (const auto& setting : settings) {
+      if (setting.name != name || !setting.belongs_to(task.name) || values.given(name)) continue;
+      const auto before = setting.get();
+      if (setting.set(given.text).empty() && setting.get() != before) own.add(setting, given);
+    }
+  };
+  if (std::error_code error; std::filesystem::exists(file, error)) {
+    if (const auto of = settings::top_level_text(file, "task").text; of != task.name)
+      throw UsageError("--" + flag + ": " + run.string() + " is a run of the task " + of);
+    const Values all = settings::read_toml(file, command);
+    for (const auto& setting : settings)
+      if (all.given(setting.name) &&
+          (std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() ||
+           (flag == "eval" && (setting.section == "data" || setting.name == "seed"))))
+        add(setting.name, all.all().at(setting.name).back());
+  }
+  // It may have been another file since, or that of another model that the run began with.
+  if (const auto shape = run / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
+    add("architecture", {shape.string(), shape.string()});
+  for (const auto& setting : settings)
+    if (setting.name == flag) own.add(setting, {weights.string(), "--" + flag});
+  values.overlay(own);
+}
+
 }  // namespace
 
 Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks,
@@ -233,15 +288,17 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   config.task = task.name;
   task.set_defaults(config);  // the help shows them
   const Command command = make_command(task, config);
-  const settings::Values typed = read_words(words, command);
+  const Values typed = read_words(words, command);
   if (typed.is_true("help")) help_and_exit(help_text(command));
   if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
-  settings::Values values;
+  Values values;
   if (typed.given("config"))
     values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
   else
     require(command, typed);
   values.overlay(typed);
+  for (const char* flag : {"init-weights", "eval"})
+    if (values.given(flag)) add_settings_of_run(values, flag, task, command);
   values.apply(command.settings, task.name);
   if (process_env("RANK").value_or("0") == "0")
     for (const auto& note : values.notes) log_info(note);
@@ -249,7 +306,9 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   values.apply(command.settings, task.name);
   for (const auto& [name, given] : values.all()) config.stated.insert(name);
   settle(config, task);
-  if (typed.is_true("print-config")) print_and_exit(to_toml(command, /*whole=*/true));
+  if (typed.is_true("print-config"))
+    print_and_exit("# A line such as \"# out = ...\" has an example: this setting has no value.\n" +
+                   to_toml(command, /*whole=*/true));
   return config;
 }
 

@@ -184,6 +184,9 @@ std::filesystem::path folder_of_this_job(const std::filesystem::path& out);
 /// Removes the folder if it holds only what every run writes before its first step.
 void remove_unused_run_folder(const std::filesystem::path& folder);
 
+/// How to continue, evaluate and use this run, for the end of its log. Its folder must be known.
+std::vector<train::NextCommand> next_commands(const Config& config, const ddp::ProcessGroup& group);
+
 /// The files that write_run_files() writes.
 std::vector<std::string> run_file_names();
 

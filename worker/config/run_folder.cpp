@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -72,6 +74,14 @@ std::string own_command_line() {
   return text;
 }
 
+std::string shell_word(const std::string& word) {
+  const bool plain = std::ranges::all_of(word, [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./=:,+@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  return plain ? word : single_quoted(word);
+}
+
 /// Of the working directory; empty if it is not in a git repository, or git is not installed.
 std::string git_commit() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> git(::popen("git rev-parse HEAD 2>/dev/null", "r"),
@@ -128,6 +138,33 @@ void remove_unused_run_folder(const fs::path& folder) {
   if (!fs::remove(folder / first[0], error)) return;  // not empty
   for (const auto& path : {folder / first[1], folder / first[2], folder / first[3], folder})
     fs::remove(path, error);
+}
+
+std::vector<train::NextCommand> next_commands(const Config& config, const ddp::ProcessGroup& group) {
+  const auto& train = config.train;
+  const auto run = shell_word(train.out.string());
+  const auto worker = shell_word(::program_invocation_name);
+  std::vector<std::string> again = {worker, config.task, "--resume", run};
+  if (group.size() > 1 && process_env("LOCAL_WORLD_SIZE") == std::to_string(group.size()))
+    again.insert(again.begin(), {"ddprun", "--nproc-per-node=" + std::to_string(group.size())});
+  const auto twice = [](std::int64_t count) { return std::to_string(2 * count); };
+  if (config.task == "toy")
+    again.insert(again.end() - 2, {twice(train.epochs), std::to_string(train.checkpoint.save_every)});
+  else if (train.max_steps > 0)
+    again.insert(again.end(), {"--max-steps", twice(train.max_steps)});
+  else
+    again.insert(again.end(), {"--epochs", twice(train.epochs)});
+  std::vector<train::NextCommand> next = {{"continue", again}};
+  std::vector<std::string> evaluate = {worker, config.task, "--eval", run};
+  if (config.task == "toy") evaluate.insert(evaluate.end() - 2, {"1", "1"});
+  next.push_back({"evaluate", evaluate});
+  if (config.task == "sam")
+    next.push_back({"predict",
+                    {worker, "sam", "--predict", "IMAGE", "--point", "X,Y", "--checkpoint", run, "--mask-out",
+                     "mask.png"}});
+  else
+    next.push_back({"export", {worker, "export", run, "model.safetensors"}});
+  return next;
 }
 
 std::vector<std::string> run_file_names() { return {"config.toml", "environment.json"}; }

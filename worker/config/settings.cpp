@@ -81,7 +81,8 @@ Setting checkpoint_pattern(std::string& target) {
   auto setting = settings::text("checkpoint-name", target,
                                 "file name of the best checkpoints, with {epoch}, {step} or a metric such as "
                                 "{val_loss:.3f} (default: {epoch}-{step})")
-                     .type("PATTERN");
+                     .type("PATTERN")
+                     .such_as("{epoch}-{step}");
   setting.set = [&target](const std::string& pattern) -> std::string {
     try {
       report::MetricRow metrics;
@@ -103,24 +104,32 @@ Settings data_settings(Config& config) {
   auto& sam = config.sam;
   return {
       text("data", data.source, "the data set: its folder or its name")
+          .such_as("fashion-mnist")
           .type("DIR|NAME")
           .only({"mnist", "cifar10"}),
       text("data", data.source,
            "a CSV table whose last column is the label, 0 or 1 (default: random samples)")
+          .such_as("table.csv")
           .type("FILE.csv")
           .only({"linear"}),
       text("data", data.source, "the data set: a folder with images/ and masks/, or a name")
+          .such_as("nuclei")
           .type("DIR|NAME")
           .only({"sam"}),
       path("points", sam.points,
            "a CSV or NPY file of prompts: index,y,x (default: random points on the objects)")
+          .such_as("points.csv")
           .only({"sam"}),
       integer("points-per-image", sam.points_per_image, 1, 256, "how many random points to draw per image")
+          .such_as("1")
           .only({"sam"}),
-      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
+      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples")
+          .such_as("12000"),
       integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
+          .such_as("1000")
           .only(kWithValidation),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
+          .such_as("1000")
           .only({"mnist", "cifar10"}),
       number("val-split", data.val_split, {0, 0.999, false, "a fraction from 0 to less than 1"},
              "hold out this fraction of the training set for validation; 0: none")
@@ -140,11 +149,16 @@ Settings model_settings(Config& config) {
   auto& sam = config.sam;
   return {
       path("init-weights", model.init_weights,
-           "start from these weights: .pt (ours or a Python state_dict) or .safetensors"),
+           "start from these weights: .pt (ours or a Python state_dict), .safetensors, or a run's folder")
+          .such_as("runs/first")
+          .type("FILE|RUN"),
       path("eval", model.eval, "do not train: evaluate these weights, which --init-weights would take")
+          .such_as("runs/first")
+          .type("FILE|RUN")
           .of_this_run(),
       number("dropout", model.dropout, {0, 1, false, "a probability from 0 to 1"},
              "probability of both dropout layers (default: 0.25 and 0.5)")
+          .such_as("0.5")
           .only({"mnist"}),
       choice("loss", model.loss, {"mse", "cross_entropy"},
              "loss function; cross_entropy is the tutorial's, which learns nothing here")
@@ -153,14 +167,17 @@ Settings model_settings(Config& config) {
              "loss function; SAM was trained with dice_focal: Dice + 20 x focal")
           .only({"sam"}),
       text("architecture", sam.architecture, "size of a new model: small, base, large, huge or a config.json")
+          .such_as("small")
           .type("NAME|FILE")
           .only({"sam"}),
       integer("image-size", sam.image_size, 1, 16384,
               "side of a new model's input in pixels (default: the architecture's)")
+          .such_as("128")
           .only({"sam"}),
       path("checkpoint", sam.checkpoint,
-           "start from a SamModel of transformers: its folder, or the weights file in it")
-          .type("DIR|FILE")
+           "start from a SamModel of transformers, its folder or the weights file in it, or from a run")
+          .such_as("sam-vit-base")
+          .type("DIR|FILE|RUN")
           .only({"sam"}),
       choice("freeze", sam.freeze, {"none", "encoder", "prompt"}, "part of the model that is not trained")
           .only({"sam"}),
@@ -169,6 +186,7 @@ Settings model_settings(Config& config) {
           .only({"sam"}),
       path("embedding-cache", sam.embedding_cache,
            "store a frozen encoder's outputs in this folder and reuse them")
+          .such_as("embeddings")
           .type("DIR")
           .only({"sam"}),
       choice("stem", model.stem, {"imagenet", "cifar"},
@@ -197,11 +215,14 @@ Settings optim_settings(Config& config) {
              "momentum of --optimizer=sgd"),
       betas(optim.optimizer.beta1, optim.optimizer.beta2),
       number("weight-decay", optim.optimizer.weight_decay, from_zero(),
-             "weight decay (default: adamw 0.01, else 0)"),
+             "weight decay (default: adamw 0.01, else 0)")
+          .such_as("0.01"),
       number("norm-weight-decay", optim.grouping.norm_weight_decay, from_zero(),
-             "weight decay of norms (default: that of the other weights)"),
+             "weight decay of norms (default: that of the other weights)")
+          .such_as("0.0"),
       number("bias-weight-decay", optim.grouping.bias_weight_decay, from_zero(),
-             "weight decay of biases (default: that of the other weights)"),
+             "weight decay of biases (default: that of the other weights)")
+          .such_as("0.0"),
       number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0, 1 at most"},
              "each layer learns this much slower than the next"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
@@ -237,21 +258,24 @@ Settings train_settings(Config& config) {
   auto& train = config.train;
   return {
       path("out", train.out, "write the run to this folder (default: runs/<task>-<UTC time>)")
+          .such_as("runs/first")
           .type("DIR")
           .of_this_run(),
       integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set"),
-      integer("max-steps", train.max_steps, 1, kMaxCount, "stop after N optimizer steps"),
-      max_time(train.max_seconds),
+      integer("max-steps", train.max_steps, 1, kMaxCount, "stop after N optimizer steps").such_as("1000"),
+      max_time(train.max_seconds).such_as("3600.0"),
       integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank"),
       boolean("drop-last", train.drop_last, "leave out an epoch's last samples if they do not fill a batch"),
       integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step"),
       integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
               "validate every N steps instead of every epoch")
+          .such_as("100")
           .only(kWithValidation),
       integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
               "validate N batches before training, to find mistakes early")
           .only(kWithValidation),
       integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
+      boolean("allow-nan", train.allow_nan, "end with exit code 0 even if the last loss is NaN or infinite"),
       boolean("estimate", config.estimate,
               "measure ten steps, print how long an epoch and the run take on 1, 2, 4 and 8 ranks, and end")
           .of_this_run(),
@@ -264,15 +288,18 @@ Settings checkpoint_settings(Config& config) {
   auto& checkpoint = config.train.checkpoint;
   return {
       text("resume", checkpoint.resume,
-           "continue from a checkpoint: a file, or auto for the newest good one in --out")
-          .type("auto|FILE")
+           "continue a run from its newest checkpoint, or from a file; auto: the run in --out")
+          .such_as("runs/first")
+          .type("auto|FILE|RUN")
           .of_this_run(),
       integer("checkpoint-every-steps", checkpoint.every_steps, 1, kMaxInt,
-              "also save a checkpoint every N steps"),
+              "also save a checkpoint every N steps")
+          .such_as("100"),
       integer(
           "memory-checkpoint-every", checkpoint.memory_every_steps, 1, kMaxInt,
           "under ddprun --recover=rank keep the state in ddprun's memory every N steps (default: as often as "
           "costs at most 1 %)")
+          .such_as("10")
           .of_this_run(),
       boolean("replicate-shards", checkpoint.replicate_shards,
               "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
@@ -287,9 +314,11 @@ Settings checkpoint_settings(Config& config) {
       checkpoint_pattern(checkpoint.filename),
       text("monitor", checkpoint.monitor,
            "metric that decides which checkpoint is best (default: the validation, test or training loss)")
+          .such_as("train_loss_epoch")
           .type("METRIC"),
       choice("mode", checkpoint.mode, {"min", "max"},
-             "whether a smaller or larger --monitor is better (default: by its name)"),
+             "whether a smaller or larger --monitor is better (default: by its name)")
+          .such_as("min"),
       integer("patience", checkpoint.patience, 0, kMaxInt,
               "stop after N validations without improvement; 0: never"),
       number("min-delta", checkpoint.min_delta, {0, 1e30, false, "a number from 0"},
@@ -365,6 +394,7 @@ Settings report_settings(Config& config) {
       boolean("profile", train.profile,
               "profile ten steps of rank 0 into profile/: a trace and the slowest operators"),
       path("log-indices", train.log_indices, "write the indices of every step's samples to FILE.<rank>")
+          .such_as("indices")
           .of_this_run(),
   };
 }
@@ -374,9 +404,10 @@ Settings report_settings(Config& config) {
 Setting device_setting(ddp::DeviceChoice& device) {
   using ddp::DeviceChoice;
   return settings::choice<DeviceChoice>(
-      "device", device,
-      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
-      "where to train; auto: on a GPU if there is one");
+             "device", device,
+             {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+             "where to train; auto: on a GPU if there is one")
+      .known_as({"--gpu", "--gpus", "--cuda", "--use-gpu"});
 }
 
 Setting backend_setting(ddp::BackendChoice& backend) {

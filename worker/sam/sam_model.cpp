@@ -18,6 +18,8 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/tasks/registry.h"
 
@@ -202,16 +204,27 @@ std::uint64_t version_of(const SamImpl& model, c10::DeviceType device) {
   return version;
 }
 
+/// The model of a run's checkpoint, with its averaged weights if it has any.
+Sam read_trained_sam(const fs::path& checkpoint) {
+  const auto state = train::read_weights_of_checkpoint(checkpoint);
+  if (state.model_config.empty())
+    throw IoError(checkpoint, "is a checkpoint of another task, expected one of the task sam");
+  Sam model(parse_sam_config(state.model_config, checkpoint));
+  load_sam_weights(*model, train::weights_to_evaluate(state), checkpoint);
+  return model;
+}
+
 }  // namespace
 
 Sam read_sam(const std::filesystem::path& path) {
-  const auto weights = find_weights(path), config = weights.parent_path() / "config.json";
   std::error_code unknown;
+  if (train::is_run_folder(path) && !fs::exists(path / "config.json", unknown))
+    return read_trained_sam(train::checkpoint_of(path, "--checkpoint: "));
+  const auto weights = find_weights(path), config = weights.parent_path() / "config.json";
   if (!fs::exists(config, unknown))
-    throw IoError(
-        config,
-        "does not exist, expected it beside " + weights.filename().string() +
-            "; of a run, give best/ of its folder or one that `worker export CHECKPOINT FOLDER` writes");
+    throw IoError(config,
+                  "does not exist, expected it beside " + weights.filename().string() +
+                      "; of a run, give its folder, or one that `worker export CHECKPOINT FOLDER` writes");
   check_processor(config.parent_path());
   Sam model(read_sam_config(config));
   load_sam_weights(*model, train::read_weights(weights), weights);

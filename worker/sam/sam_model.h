@@ -14,7 +14,7 @@
 namespace ddprun::sam {
 
 /// Reads a model that transformers' SamModel.save_pretrained() or write_sam() wrote: a folder, or its
-/// model.safetensors or pytorch_model.bin with config.json beside it.
+/// model.safetensors or pytorch_model.bin with config.json beside it. Of a run's folder, the best checkpoint.
 ///
 /// throws  IoError naming the file: an invalid key of config.json, tensors that are missing, unexpected, not
 ///         floating point or of another shape than config.json says, or colours in preprocessor_config.json

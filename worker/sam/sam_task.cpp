@@ -150,7 +150,7 @@ int run_predict_command(int argc, char** argv) {
   std::vector<std::string> points;
   settings::Command command;
   command.name = "worker sam";
-  command.usage = "worker sam --predict IMAGE --point X,Y[,0] --checkpoint DIR|FILE --mask-out FILE";
+  command.usage = "worker sam --predict IMAGE --point X,Y[,0] --checkpoint RUN|DIR|FILE --mask-out FILE";
   command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
   command.settings = {
       settings::help_flag(),
@@ -159,8 +159,8 @@ int run_predict_command(int argc, char** argv) {
                      "a pixel of the object, or with ,0 a pixel outside of it; can be repeated")
           .type("X,Y[,0]"),
       settings::path("checkpoint", checkpoint,
-                     "the model: best/ of a run folder, or what SamModel of transformers has saved")
-          .type("DIR|FILE"),
+                     "the model: a run's folder, or what SamModel of transformers has saved")
+          .type("RUN|DIR|FILE"),
       settings::path("mask-out", mask_file, "PNG to write: 255 where the mask is, 0 elsewhere"),
   };
   std::vector<std::string> words(argv + 1, argv + argc);
@@ -205,7 +205,7 @@ TaskEntry sam_task() {
           "--val-split 0.1, --patience 10, no --ema); without it a new model of --architecture is trained. "
           "The "
           "best weights go to best/ in the run folder, which SamModel.from_pretrained reads.\n"
-          "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.",
+          "worker sam --predict IMAGE --point X,Y --checkpoint RUN --mask-out FILE predicts a mask.",
       .leaves_unused = true,  // the encoders of boxes and masks and the score's net
       .set_defaults = sam::set_sam_defaults,
       .make = sam::make_sam,

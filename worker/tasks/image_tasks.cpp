@@ -24,8 +24,12 @@ namespace ddprun::worker {
 namespace {
 
 /// The files contain no names; the folder's name tells which of the two data sets it is.
+bool is_fashion(const std::filesystem::path& folder) {
+  return folder.string().find("fashion") != std::string::npos;
+}
+
 std::vector<std::string> class_names(const std::filesystem::path& folder) {
-  if (folder.string().find("fashion") != std::string::npos)
+  if (is_fashion(folder))
     return {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"};
   return {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
 }
@@ -40,6 +44,8 @@ train::Task make_mnist(const Config& config) {
   const auto folder = data::find_data(config.data.source, {"mnist", "fashion-mnist"});
   train::Task task;
   task.data_source = folder.string();
+  if (config.data.source.empty() && is_fashion(folder))
+    task.data_source += " (Fashion-MNIST: no MNIST found, which scripts/get_data.sh mnist fetches)";
   // Without a split, there is no need to read beyond the limit.
   const auto limit = config.data.val_split > 0 ? 0 : config.data.limit_train;
   const auto read = [&](data::Part part, std::int64_t at_most) {

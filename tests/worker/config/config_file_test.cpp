@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <fstream>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,6 +27,32 @@ std::string write(const TempDir& dir, const std::string& text) {
 }
 
 }  // namespace
+
+TEST_CASE("each commented line of --print-config is a setting without its '#'", "[config_file]") {
+  const TempDir dir;
+  const auto file = dir.path() / "config.toml";
+  // Each of these takes the place of a setting above it, or needs another one.
+  const std::set<std::string> pairs = {"sam points", "sam checkpoint", "sam embedding_cache"};
+  for (const auto& task : worker::all_tasks()) {
+    worker::Config config;
+    config.task = task.name;
+    task.set_defaults(config);
+    const auto text = worker::to_toml(config);
+    std::istringstream lines(text);
+    int tried = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const auto key = line.substr(std::min<std::size_t>(2, line.size()), line.find(" = ") - 2);
+      if (!line.starts_with("# ") || pairs.contains(task.name + " " + key)) continue;
+      auto uncommented = text;
+      uncommented.replace(uncommented.find(line), 2, "");
+      write_file_atomic(file, uncommented);
+      CAPTURE(task.name, line);
+      CHECK_NOTHROW(test::parse({task.name, "--config", file.string()}));
+      ++tried;
+    }
+    CHECK(tried > 5);
+  }
+}
 
 TEST_CASE("a setting that tasks share by name is that of the file's task", "[config]") {
   const TempDir dir;

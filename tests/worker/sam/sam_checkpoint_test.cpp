@@ -135,10 +135,9 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
   serialize::write_safetensors(folder.path() / "model.safetensors", {{"a", torch::zeros({1})}});
   refused(folder.path(), "config.json: does not exist, expected it beside model.safetensors");
   write_file_atomic(folder.path() / "last.pt", "");
-  refused(
-      folder.path() / "last.pt",
-      "config.json: does not exist, expected it beside last.pt; of a run, give best/ of its folder or one "
-      "that `worker export CHECKPOINT FOLDER` writes");
+  refused(folder.path() / "last.pt",
+          "config.json: does not exist, expected it beside last.pt; of a run, give its folder, or one "
+          "that `worker export CHECKPOINT FOLDER` writes");
 }
 
 TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_checkpoint]") {

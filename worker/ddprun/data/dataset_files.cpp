@@ -21,6 +21,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::data {
@@ -61,7 +62,7 @@ fs::path find_data(const std::string& source, const std::vector<std::string>& na
     if (std::error_code unknown; !fs::exists(source, unknown) && !unknown)
       throw UsageError("--data: expected a folder or " +
                        std::string(names.size() > 1 ? "one of the names " : "") + joined(names, ", ") +
-                       ", got " + single_quoted(source));
+                       ", got " + single_quoted(source) + settings::did_you_mean(lower_case(source), names));
     return source;
   }
   for (const auto& name : is_name ? std::vector{source} : names)

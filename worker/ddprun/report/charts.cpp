@@ -224,15 +224,20 @@ Axes axes_of(const LineChart& chart, int most_x_ticks, int most_y_ticks) {
   Range x, y;
   for (const auto& series : chart.series) {
     for (std::size_t i = 0; i < series.x.size(); ++i) {
-      if (!std::isfinite(series.x[i]) || !std::isfinite(series.y[i]) || (chart.log_y && series.y[i] <= 0))
+      if (!std::isfinite(series.x[i]) || !std::isfinite(series.y[i]) || (chart.log_x && series.x[i] <= 0) ||
+          (chart.log_y && series.y[i] <= 0))
         continue;
       x.add(series.x[i]);
       y.add(series.y[i]);
     }
   }
   const bool empty = x.low > x.high;
-  if (empty) x = {0, 1}, y = {chart.log_y ? 0.1 : 0, 1};
-  return {make_axis(x.low, x.high, {.integer = chart.integer_x, .margin = 0.02, .most_ticks = most_x_ticks}),
+  if (empty) x = {chart.log_x ? 0.1 : 0, 1}, y = {chart.log_y ? 0.1 : 0, 1};
+  return {make_axis(x.low, x.high,
+                    {.logarithmic = chart.log_x,
+                     .integer = chart.integer_x,
+                     .margin = 0.02,
+                     .most_ticks = most_x_ticks}),
           make_axis(y.low, y.high, {.logarithmic = chart.log_y, .margin = 0.05, .most_ticks = most_y_ticks}),
           empty};
 }

@@ -18,7 +18,7 @@ struct LineChart {
   std::string x_label = {};
   std::string y_label = {};
   std::vector<Series> series = {};
-  bool log_y = false;
+  bool log_x = false, log_y = false;
   bool integer_x = false;  ///< ticks at whole numbers only: steps, epochs
 };
 

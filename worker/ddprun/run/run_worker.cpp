@@ -47,13 +47,15 @@ std::function<void()>& last_act() {
 
 /// Logs the failure, writes the launcher's error file and ends the process at once, without teardown.
 [[noreturn]] void end_in_failure(const Failure& failure) {
-  log_error(failure.message);
+  bool reported = false;  // by the launcher
   try {
     const auto path = process_env("TORCHELASTIC_ERROR_FILE").value_or("");
-    if (!path.empty()) write_error_file(path, {failure.message, "", std::time(nullptr)});
+    if (!path.empty()) write_error_file(path, {failure.message, "", std::time(nullptr)}), reported = true;
   } catch (const std::exception& error) {
     log_warning(std::string("cannot write the error file: ") + error.what());
   }
+  if (!(reported && failure.on_every_rank && process_env("LOCAL_RANK").value_or("0") != "0"))
+    log_error(failure.message);
   std::cout.flush();
   std::fflush(nullptr);
   std::_Exit(failure.exit_code);
@@ -65,7 +67,11 @@ Failure describe_failure(std::exception_ptr exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const UsageError& error) {
-    return {error.what(), 2};
+    return {error.what(), 2, /*on_every_rank=*/true};
+  } catch (const IoError& error) {
+    return {one_line(error.what()), 1, /*on_every_rank=*/true};
+  } catch (const SameOnEveryRank& error) {
+    return {one_line(error.what()), 1, /*on_every_rank=*/true};
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();  // perhaps with lines of context from its caller
     return {one_line(text.substr(0, text.find('\n'))), 1};

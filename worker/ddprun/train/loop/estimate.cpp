@@ -72,19 +72,26 @@ std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, 
                            std::int64_t epochs) {
   std::set<int> rows = {1, 2, 4, 8, measured.ranks};
   const double alone = seconds_per_batch(measured, 1);
-  std::string table = "ranks     step    an epoch     " + std::to_string(epochs) + " epochs   efficiency\n";
+  std::string table = formatted("%ld training samples, batches of %ld on each rank; measured: %d batches\n\n",
+                                samples, batch_size, kMeasured) +
+                      "ranks   batches     time    an epoch     " + std::to_string(epochs) +
+                      " epochs   efficiency\n";
   for (const int ranks : rows) {
     const double batch = seconds_per_batch(measured, ranks);
-    const auto per_rank = (samples + ranks - 1) / ranks;
-    const double epoch = batch * static_cast<double>((per_rank + batch_size - 1) / batch_size);
-    table += formatted("%5d %8s %11s %12s        %3.0f %%%s\n", ranks, time_text(batch).c_str(),
+    const auto per_rank = (samples + ranks - 1) / ranks, batches = (per_rank + batch_size - 1) / batch_size;
+    const double epoch = batch * static_cast<double>(batches);
+    table += formatted("%5d %9ld %8s %11s %12s        %3.0f %%%s\n", ranks, batches, time_text(batch).c_str(),
                        time_text(epoch).c_str(), time_text(epoch * static_cast<double>(epochs)).c_str(),
                        100 * alone / batch, ranks == measured.ranks ? "   measured" : "");
   }
+  table +=
+      "\nbatches: in an epoch, on each rank; time: of one batch. Assumes that more ranks compute\n"
+      "as fast as these, and that exchanging gradients costs a ring's share, (ranks - 1) / ranks.\n"
+      "Without validation, tests and checkpoints.\n";
   if (measured.ranks == 1)
     table +=
-        "One rank exchanges nothing: ddprun --nproc-per-node=2 worker ... --estimate measures what it "
-        "costs.\n";
+        "One rank exchanges nothing: ddprun --nproc-per-node=2 worker ... --estimate measures\n"
+        "what it costs.\n";
   return table;
 }
 

@@ -20,8 +20,8 @@ struct MeasuredSteps {
 /// all-reduce's share, (ranks - 1) / ranks. Measured on one rank, communication costs nothing.
 double seconds_per_batch(const MeasuredSteps& measured, int ranks);
 
-/// A table for 1, 2, 4 and 8 ranks and the measured number: seconds per batch, epoch and run, and the
-/// efficiency against one rank. samples: per epoch
+/// A table for 1, 2, 4 and 8 ranks and the measured number: batches per epoch, seconds per batch, epoch and
+/// run, and the efficiency against one rank; with what it counts and assumes. samples: per epoch
 std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, std::int64_t batch_size,
                            std::int64_t epochs);
 

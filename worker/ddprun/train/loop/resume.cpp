@@ -50,6 +50,7 @@ void settle_position(TrainingState& state, const Run& run) {
 struct Summary {
   std::int64_t epochs = 0, steps = -1;
   std::string stopped;
+  bool diverged = false;
 };
 
 /// What the branch of this state, or without one the newest, has ended with. Without steps if it has not.
@@ -61,7 +62,7 @@ Summary read_summary(const Run& run, const Resumed* resumed) try {
     return {};
   std::ifstream file(path);
   const auto json = nlohmann::json::parse(file);
-  return {json.at("epochs"), json.at("steps"), json.value("stopped", "")};
+  return {json.at("epochs"), json.at("steps"), json.value("stopped", ""), json.value("diverged", false)};
 } catch (const nlohmann::json::exception&) {
   return {};
 }
@@ -183,10 +184,10 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
   return folder;
 }
 
-bool has_ended(const Run& run, const Resumed* resumed) {
+std::optional<Ending> has_ended(const Run& run, const Resumed* resumed) {
   const auto& options = run.options;
   const bool finds = options.checkpoint.resume == "auto";
-  if (resumed == nullptr ? !finds : resumed->path.empty()) return false;
+  if (resumed == nullptr ? !finds : resumed->path.empty()) return std::nullopt;
   std::string why;
   Summary summary;
   if (run.on_rank_0()) {
@@ -199,12 +200,13 @@ bool has_ended(const Run& run, const Resumed* resumed) {
         RunFolder(options.out).ended_within() == limits_of(run))
       why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
   }
-  if (!ddp::any_rank_true(run.group, !why.empty())) return false;
+  if (!ddp::any_rank_true(run.group, !why.empty())) return std::nullopt;
   if (run.on_rank_0())
     log_info("--resume: the run in " + options.out.string() + " has ended, at step " +
              std::to_string(summary.steps) + ": " + why +
              "; it goes on with more --epochs, --max-steps, --max-time or --patience");
-  return true;
+  return ddp::any_rank_true(run.group, summary.diverged) && !options.allow_nan ? Ending::kDiverged
+                                                                               : Ending::kComplete;
 }
 
 }  // namespace ddprun::train

@@ -7,6 +7,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/state/run_folder.h>
 
@@ -35,10 +36,10 @@ std::optional<Resumed> find_resumed(const Run& run);
 /// throws   UsageError if it holds another run, and TrainerOptions::overwrite is false; IoError
 std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed);
 
-/// Whether the run to resume has ended, with its last test and summary, so that nothing is left to do; then
-/// rank 0 says why it has. Every rank calls it and gets the same.
+/// How the run to resume has ended, if it has, with its last test and summary, so that nothing is left to do;
+/// then rank 0 says why it has. Every rank calls it and gets the same.
 ///
 /// resumed  null: --resume auto has found no checkpoint
-bool has_ended(const Run& run, const Resumed* resumed);
+std::optional<Ending> has_ended(const Run& run, const Resumed* resumed);
 
 }  // namespace ddprun::train

@@ -1,9 +1,13 @@
 #include <ddprun/train/loop/run_evaluation.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
+#include <ddprun/group/collectives.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/optim/monitor.h>
 
@@ -99,18 +103,20 @@ std::optional<report::MetricRow> RunEvaluation::end_of_epoch(const TrainState& a
   return row;
 }
 
-void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::path& best) {
-  if (!run_.task.test_set || run_.task.test_every_epoch) return;
+void RunEvaluation::evaluate_at_end(const TrainState& at, const std::filesystem::path& best) {
   leave_ = nullptr;
+  const bool tests = run_.task.test_set && !run_.task.test_every_epoch;
   report::MetricRow row = {{"epoch", std::max<std::int64_t>(0, at.epoch - 1)}, {"step", at.step}};
-  if (best.empty()) {
-    evaluate_now(Set::kTest, at, row);
-  } else {
+  if (!best.empty()) {
     log_.print("best checkpoint: " + best.string());
     model_.load_weights_of(best);
-    evaluate_set(Set::kTest, at, row);
+    report::MetricRow known;  // rows have it where it was measured
+    if (run_.task.validation_set) evaluate_set(Set::kValidation, at, known);
+    if (run_.task.test_set) evaluate_set(Set::kTest, at, tests ? row : known);
+  } else if (tests) {
+    evaluate_now(Set::kTest, at, row);
   }
-  log_.row(row);
+  if (tests) log_.row(row);
 }
 
 void RunEvaluation::resume(const report::MetricRow& metrics) {
@@ -127,12 +133,30 @@ void RunEvaluation::resume(const report::MetricRow& metrics) {
   validation_ = latest;
 }
 
-void RunEvaluation::add_to(RunSummary& summary) const {
+bool RunEvaluation::has_diverged(const TrainState& at) const {
+  const auto is_bad = [](const auto& figure) {
+    return figure.first.find("loss") != std::string::npos && !std::isfinite(figure.second);
+  };
+  return std::ranges::any_of(at.metrics, is_bad) || (test_ && !std::isfinite(test_->mean_loss()));
+}
+
+Ending RunEvaluation::ending(const TrainState& at) const {
+  return ddp::any_rank_true(run_.group, has_diverged(at)) && !run_.options.allow_nan ? Ending::kDiverged
+                                                                                     : Ending::kComplete;
+}
+
+void RunEvaluation::add_to(RunSummary& summary, const TrainState& at) const {
+  summary.last = at.metrics;
+  summary.diverged = has_diverged(at);
   summary.train = train_;
   summary.validation = validation_;
   summary.test = test_;
   summary.samples_per_second = trained_samples_ / train_seconds_;
   summary.training_seconds = train_seconds_;
+  const auto& best = summary.best_checkpoint;
+  if (best.empty() || !run_.on_rank_0()) return;
+  summary.best = metrics_of(to_training_state(serialize::peek_pt(best), best));
+  if (test_ && !run_.task.test_every_epoch) test_->append_to(summary.best, "test");
 }
 
 void RunEvaluation::show_training(const data::Batch& batch, const BatchResult& result) {

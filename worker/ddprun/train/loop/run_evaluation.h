@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <ddprun/train/loop/epoch_progress.h>
+#include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
@@ -15,7 +16,8 @@ namespace ddprun::train {
 /// Evaluates a run on its data sets and reports the results. All ranks make the same calls.
 class RunEvaluation {
  public:
-  /// leave  asked after each batch that every rank has, until test_at_end(); true, on all ranks, leaves the
+  /// leave  asked after each batch that every rank has, until evaluate_at_end(); true, on all ranks, leaves
+  /// the
   ///        evaluation
   RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log,
                 std::function<bool()> leave);
@@ -36,16 +38,21 @@ class RunEvaluation {
   /// returns  the epoch's row; nullopt if it was left
   std::optional<report::MetricRow> end_of_epoch(const TrainState& at, const Epoch& epoch);
 
-  /// The final test, with the weights of the best checkpoint; empty: with the current ones.
-  void test_at_end(const TrainState& at, const std::filesystem::path& best);
+  /// If a best checkpoint is kept, loads its weights and evaluates them on all held-out sets; otherwise tests
+  /// the current ones unless every epoch has been tested.
+  void evaluate_at_end(const TrainState& at, const std::filesystem::path& best);
 
   /// Adopts the validation in a checkpoint's latest metrics.
   void resume(const report::MetricRow& metrics);
 
   double seconds() const { return evaluation_seconds_; }
 
-  /// Adds the latest results.
-  void add_to(RunSummary& summary) const;
+  /// Diverged if a loss of the last epoch or of the last test is NaN or infinite. Every rank calls it once
+  /// rank 0 has written everything: a rank that fails ends the others.
+  Ending ending(const TrainState& at) const;
+
+  /// Adds the latest results, and on rank 0 those of summary.best_checkpoint, which has been evaluated.
+  void add_to(RunSummary& summary, const TrainState& at) const;
 
   /// Remembers the samples for training_samples.png. Costs a copy from the device.
   void show_training(const data::Batch& batch, const BatchResult& result);
@@ -54,6 +61,7 @@ class RunEvaluation {
   void draw_figures(std::int64_t step);
 
  private:
+  bool has_diverged(const TrainState& at) const;
   enum class Set { kValidation, kTest };
   /// With the current weights. Adds to the row and prints a line. False if it was left.
   bool evaluate_set(Set which, const TrainState& at, report::MetricRow& row);

@@ -100,10 +100,10 @@ class Trainer {
     trained_ = true;
     if (memory_.has_parts()) memory_.snapshot_part_now(epoch_.losses);
     status_.report("evaluate", at_);
-    evaluation_.test_at_end(at_, saver_.best_path());
+    evaluation_.evaluate_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
     finish();
-    return Ending::kComplete;
+    return evaluation_.ending(at_);
   }
 
   SoFar so_far() const {
@@ -431,9 +431,9 @@ class Trainer {
     summary.epochs = at_.epoch;
     summary.steps = at_.step;
     summary.memory = peak_memory(run_.group);
-    evaluation_.add_to(summary);
-    summary.spent = status_.spent();
     summary.best_checkpoint = saver_.best_path();
+    evaluation_.add_to(summary, at_);
+    summary.spent = status_.spent();
     if (const auto& save = run_.options.checkpoint; save.save_last || save.top_k != 0)
       summary.checkpoint =
           save.save_last || summary.best_checkpoint.empty() ? saver_.last_path() : summary.best_checkpoint;
@@ -498,7 +498,7 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   Run run{task, in_force, group};
   check_length(run);
   warn_of_test_set(run);
-  if (has_ended(run, resumed ? &*resumed : nullptr)) return Ending::kComplete;
+  if (const auto ended = has_ended(run, resumed ? &*resumed : nullptr)) return *ended;
   const auto folder = begin_folder(run, resumed ? &*resumed : nullptr);
   return Trainer(run, std::move(resumed)).run();
 }

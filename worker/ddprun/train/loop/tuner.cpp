@@ -3,15 +3,18 @@
 #include <ATen/ops/gradient.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset.h>
@@ -20,7 +23,6 @@
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/record/rank_resources.h>
-#include <ddprun/train/record/run_report.h>
 
 namespace ddprun::train {
 namespace {
@@ -51,15 +53,38 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
   return model.train(set.get_epoch_batch(indices, /*epoch=*/0), /*last=*/true).loss.item<double>();
 }
 
-void draw(const Run& run, const char* name, const report::LineChart& chart) {
+std::string short_number(double value) { return formatted("%.3g", value); }
+
+/// Into --out, or the working directory; there is no run.
+void draw(const Run& run, const std::string& name, const report::LineChart& chart) {
   if (!run.on_rank_0()) return;
-  const auto file = run.options.out / "figures" / name;
-  RunFolder(run.options.out).claim(file);
-  write_figure(file, report::line_chart_svg(chart));
+  auto file = run.options.out / (name + ".svg");
+  std::error_code error;  // whatever is there already may be somebody's
+  for (int i = 2; std::filesystem::exists(file, error); ++i)
+    file = run.options.out / (name + "-" + std::to_string(i) + ".svg");
+  if (!run.options.out.empty()) create_folders(run.options.out);
+  write_file_atomic(file, report::line_chart_svg(chart));
   log_info("drawn in " + file.string());
 }
 
-std::string short_number(double value) { return formatted("%.3g", value); }
+/// The smoothed losses over the rates, without those far above the first one, which would flatten the rest.
+report::LineChart lr_chart(const LrSearch& search, std::optional<double> suggestion) {
+  const auto& losses = search.losses();
+  double lowest = losses.front();
+  for (const double loss : losses) lowest = std::fmin(lowest, loss);
+  const double most = lowest < losses.front() ? losses.front() + (losses.front() - lowest) : HUGE_VAL;
+  report::Series curve{"smoothed loss", search.lrs(), losses}, best{"suggestion", {}, {}};
+  for (auto& loss : curve.y)
+    if (loss > most) loss = std::nan("");
+  for (std::size_t i = 0; i < losses.size(); ++i)
+    if (search.lrs()[i] == suggestion) best.x.assign(2, *suggestion), best.y = {lowest, losses[i]};
+  if (suggestion) best.name += ": --lr " + short_number(*suggestion);
+  return {.title = "learning rate finder",
+          .x_label = "learning rate",
+          .y_label = "loss",
+          .series = {curve, best},
+          .log_x = true};
+}
 
 /// MemAvailable, in MiB.
 double free_memory_mb() {
@@ -132,17 +157,7 @@ std::optional<double> find_lr(const Task& task, const TrainerOptions& options,
     in_force.heartbeat.beat();
   }
   const auto suggestion = search.suggestion();
-  report::LineChart chart{
-      .title = "Learning rate finder", .x_label = "log10(learning rate)", .y_label = "loss"};
-  report::Series curve{"smoothed loss", {}, search.losses()}, best{"suggestion", {}, {}};
-  for (std::size_t i = 0; i < search.lrs().size(); ++i) {
-    curve.x.push_back(std::log10(search.lrs()[i]));
-    if (search.lrs()[i] != suggestion) continue;
-    best.x = {curve.x.back(), curve.x.back()};
-    best.y = {0, search.losses()[i]};
-  }
-  chart.series = {curve, best};
-  draw(run, "lr_finder.svg", chart);
+  draw(run, "lr_finder", lr_chart(search, suggestion));
   if (run.on_rank_0())
     log_info(suggestion ? "suggested learning rate: --lr " + short_number(*suggestion)
                         : "no suggestion: the loss diverged too early to see where it falls");
@@ -170,18 +185,19 @@ std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
     largest = in_force.batch_size;
     log_info("batches of " + std::to_string(largest) + ": " + short_number(*speed) + " samples/s, " +
              short_number(after) + " MiB");
-    speeds.x.push_back(std::log2(static_cast<double>(largest)));
+    speeds.x.push_back(static_cast<double>(largest));
     speeds.y.push_back(*speed);
     why = "the next would take more than the free memory";
     if (group.device().is_cpu() && 2 * (after - before) > free_memory_mb()) break;
     why = "the training set has no more samples";
     in_force.heartbeat.beat();
   }
-  draw(run, "batch_size_finder.svg",
-       {.title = "Batch size finder",
-        .x_label = "log2(batch size)",
+  draw(run, "batch_size_finder",
+       {.title = "batch size finder",
+        .x_label = "batch size",
         .y_label = "samples/s",
-        .series = {speeds}});
+        .series = {speeds},
+        .log_x = true});
   log_info("suggested batch size: --batch-size " + std::to_string(largest) + " (" + why + ")");
   return largest;
 }

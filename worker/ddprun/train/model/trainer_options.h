@@ -67,6 +67,12 @@ struct CheckpointOptions {
   double min_delta = 0;
 };
 
+/// A command that may follow a run, for the end of its log.
+struct NextCommand {
+  std::string label;               ///< "continue"
+  std::vector<std::string> words;  ///< quoted for a shell
+};
+
 struct TrainerOptions {
   std::int64_t epochs = 5;
   std::int64_t max_steps = 0;        ///< 0: no limit
@@ -82,6 +88,7 @@ struct TrainerOptions {
   bool progress = true;               ///< progress bar, if stderr is a terminal
   bool tensorboard = true;            ///< TensorBoard's event files
   bool profile = false;               ///< profile a few of rank 0's steps
+  bool allow_nan = false;             ///< a last loss that is not finite is no failure
   bool report = true;                 ///< report.html, charts and sample pictures at the end
   std::filesystem::path log_indices;  ///< writes every step's samples to FILE.RANK; empty: none
   std::string gpu_uuid;               ///< of this rank's GPU; empty: none
@@ -104,6 +111,7 @@ struct TrainerOptions {
   /// it. nullopt: `optim` does not. The schedule is always that of `optim`.
   std::optional<OptimOptions> optim_before;
   std::vector<std::shared_ptr<Callback>> callbacks;  ///< the program's own (train/model/callback.h)
+  std::vector<NextCommand> next_commands;
   PrecisionOptions precision;
   GraphChoice cuda_graph = GraphChoice::kOff;
   CheckpointOptions checkpoint;

@@ -117,7 +117,7 @@ std::string with_commas(std::int64_t number) {
 
 }  // namespace
 
-std::vector<LayerSummary> summarize(const Task& task) {
+std::vector<LayerSummary> summarize(const Task& task, bool sync_batch_norm) {
   auto& module = *task.module;
   std::vector<LayerSummary> layers;
   std::map<const void*, std::size_t> layer_of;
@@ -125,6 +125,8 @@ std::vector<LayerSummary> summarize(const Task& task) {
     LayerSummary layer{item.key(), item.value()->name()};
     if (const auto colon = layer.type.rfind(':'); colon != std::string::npos) layer.type.erase(0, colon + 1);
     if (layer.type.ends_with("Impl")) layer.type.resize(layer.type.size() - 4);
+    // It is a plain BatchNorm until it is told to take its statistics over the ranks.
+    if (layer.type == "SyncBatchNorm" && !sync_batch_norm) layer.type = "BatchNorm";
     bool any = false;
     for (const auto& parameter : item.value()->parameters(/*recurse=*/false)) {
       any = true;

@@ -20,7 +20,9 @@ struct LayerSummary {
 
 /// The layers in order, with the work of a forward pass on the training set's first example. FLOPs are those
 /// of matrix products, convolutions and attention, as in torch.utils.flop_counter.
-std::vector<LayerSummary> summarize(const Task& task);
+///
+/// sync_batch_norm  whether a ddp::SyncBatchNorm will work as one, not as a BatchNorm
+std::vector<LayerSummary> summarize(const Task& task, bool sync_batch_norm = false);
 
 /// As a table with its totals.
 std::string to_text(const std::vector<LayerSummary>& layers);

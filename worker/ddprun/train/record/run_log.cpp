@@ -17,6 +17,8 @@
 namespace ddprun::train {
 namespace {
 
+namespace fs = std::filesystem;
+
 report::MetricRow all_times(const ddp::DistributedDataParallel::Statistics& statistics) {
   const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
   return {{"forward_ms", ms(statistics.forward_ns)},
@@ -28,6 +30,17 @@ report::MetricRow all_times(const ddp::DistributedDataParallel::Statistics& stat
 nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
   nlohmann::ordered_json json = {{"backend", statistics.backend}, {"bucket_bytes", statistics.bucket_bytes}};
   for (const auto& [name, value] : all_times(statistics)) json[name] = value;
+  return json;
+}
+
+/// Epoch, step, and the figures of the data sets.
+nlohmann::ordered_json figures_json(const report::MetricRow& row) {
+  nlohmann::ordered_json json;
+  for (const auto& [name, value] : row)
+    if (name == "epoch" || name == "step")
+      json[name] = static_cast<std::int64_t>(value);
+    else if (name.starts_with("train_") || name.starts_with("val_") || name.starts_with("test_"))
+      json[name == "train_loss_epoch" ? "train_loss" : name] = value;
   return json;
 }
 
@@ -44,9 +57,12 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
   add(summary.train, "train");
   add(summary.validation, "val");
   add(summary.test, "test");
+  if (!summary.best.empty())
+    json["best"] = figures_json(summary.best), json["last"] = figures_json(summary.last);
   if (!summary.checkpoint.empty()) json["checkpoint"] = summary.checkpoint.string();
   if (!summary.best_checkpoint.empty()) json["best_checkpoint"] = summary.best_checkpoint.string();
   if (!summary.stop_reason.empty()) json["stopped"] = summary.stop_reason;
+  if (summary.diverged) json["diverged"] = true;
   if (summary.loss_scale) {
     json["loss_scale"] = *summary.loss_scale;
     json["skipped_steps"] = summary.skipped_steps;
@@ -109,6 +125,12 @@ std::string step_line(const Run& run, double learning_rate, bool rises) {
       " per rank, ", options.batch_size * options.accumulate * run.group.size(), " in total",
       options.accumulate > 1 ? c10::str(" (", options.accumulate, " accumulated)") : "", ", learning rate ",
       rate_text(learning_rate, rises ? highest : 0), ", ", parameters, " parameters");
+}
+
+/// A path as seen from the run's folder, if it is in there.
+std::string inside(const fs::path& folder, const fs::path& path) {
+  const auto relative = path.lexically_relative(folder).string();
+  return relative.empty() || relative.starts_with("..") ? path.string() : relative;
 }
 
 /// In Markdown.
@@ -241,30 +263,64 @@ void RunLog::finish(const RunSummary& summary) {
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n", !summary.checkpoint.empty());
-  if (!summary.checkpoint.empty()) print("checkpoint: " + summary.checkpoint.string());
-  print("metrics:    " + record_->metrics_path().string());
-  print("summary:    " + record_->summary_path().string());
-  if (run_.options.report) write_report();
-  if (run_.task.write_weights && !summary.checkpoint.empty()) write_best(summary);
+  auto card = results(summary);
+  card.add("run", (run_.options.out / "").string());
+  if (!summary.checkpoint.empty()) card.add("checkpoint", inside(run_.options.out, summary.checkpoint));
+  if (run_.options.report && write_report()) card.add("report", "report.html");
+  if (run_.task.write_weights && !summary.checkpoint.empty() && write_best(summary))
+    card.add("model", "best/");
+  for (const auto& command : run_.options.next_commands) card.add(command);
+  for (const auto& line : card.lines()) print(line);
+}
+
+/// Those of held-out sets are of the best checkpoint, if one is kept.
+EndCard RunLog::results(const RunSummary& summary) const {
+  EndCard card;
+  const bool kept = !summary.best.empty();
+  report::MetricRow best = summary.best;
+  if (!kept) try {
+      best = best_row(report::read_metrics_csv(record_->metrics_path()), run_.monitor, run_.mode);
+    } catch (const IoError&) {  // on a full disk
+    }
+  if (const auto value = find_metric(best, run_.monitor))
+    card.add("best",
+             run_.monitor +
+                 formatted(" %.4g in epoch %.0f of %ld", *value, find_metric(best, "epoch").value_or(0) + 1,
+                           std::max<std::int64_t>(1, summary.epochs)) +
+                 (kept ? ": " + inside(run_.options.out, summary.best_checkpoint) : ", not kept"));
+  const auto add = [&](const char* label, const std::optional<Totals>& totals, const std::string& set) {
+    report::MetricRow row;
+    if (totals) totals->append_to(row, set);
+    if (totals) card.add(label, figures_text(row, set) + (kept && set != "train" ? ", of the best" : ""));
+  };
+  add("training", summary.train, "train");
+  add("validation", summary.validation, "val");
+  add("test", summary.test, "test");
+  if (std::isfinite(summary.samples_per_second))
+    card.add("speed", formatted("%.0f samples/s", summary.samples_per_second));
+  card.add("memory", formatted("%.0f MiB at its peak", summary.memory.rss_mb) +
+                         (run_.group.size() > 1 ? ", on the rank with the most" : ""));
+  return card;
 }
 
 /// A failure is only a warning: the checkpoint exists.
-void RunLog::write_best(const RunSummary& summary) {
+bool RunLog::write_best(const RunSummary& summary) {
   const auto& from = summary.best_checkpoint.empty() ? summary.checkpoint : summary.best_checkpoint;
   const auto folder = run_.options.out / "best";
   try {
     run_.folder->check_contents(folder);
     run_.task.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
     run_.folder->claim_contents(folder);
-    print("model:      " + folder.string());
+    return true;
   } catch (const std::exception& error) {
     log_warning("no model in " + folder.string() + ": " + error.what() + "; worker export creates it from " +
                 from.string());
+    return false;
   }
 }
 
 /// A failure is only a warning.
-void RunLog::write_report() {
+bool RunLog::write_report() {
   const auto& folder = run_.options.out;
   try {
     const auto charts = charts_of(report::read_metrics_csv(record_->metrics_path()));
@@ -272,9 +328,10 @@ void RunLog::write_report() {
     write_charts(folder / "figures", charts);
     run_.folder->claim(folder / "report.html");
     write_run_report(folder, folder / "report.html");
-    print("report:     " + (folder / "report.html").string());
+    return true;
   } catch (const std::exception& error) {
     log_warning(std::string("no report: ") + error.what());
+    return false;
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/run.h>
+#include <ddprun/train/record/end_card.h>
 #include <ddprun/train/record/progress.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_record.h>
@@ -24,9 +25,13 @@ struct RunSummary {
   double training_seconds = 0;  ///< of epochs, without their validation
   Ledger spent;                 ///< by rank 0
   PeakMemory memory;
-  std::optional<Totals> train, validation, test;  ///< the newest
+  /// The newest; of held-out sets those of the best checkpoint, if one is kept.
+  std::optional<Totals> train, validation, test;
+  /// Figures at the best checkpoint, if one is kept, and at the end.
+  report::MetricRow best, last;
   std::filesystem::path checkpoint, best_checkpoint;
   std::string stop_reason;
+  bool diverged = false;  ///< a last loss is NaN or infinite
   std::optional<double> loss_scale;
   std::int64_t skipped_steps = 0;
   ddp::DistributedDataParallel::Statistics ddp;
@@ -73,14 +78,15 @@ class RunLog {
   void bar(const BarState& state) { bar_.update(state); }
   void clear_bar() { bar_.clear(); }
 
-  /// Writes summary.json and prints the paths of the run's files.
+  /// Writes summary.json, the report and the best weights, and prints the results.
   void finish(const RunSummary& summary);
   /// Waits for the checkpoint to resume from.
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
-  void write_best(const RunSummary& summary);
-  void write_report();
+  EndCard results(const RunSummary& summary) const;
+  bool write_best(const RunSummary& summary);
+  bool write_report();
   void write_page_so_far();
 
   const Run& run_;

@@ -19,12 +19,17 @@ TEST_CASE("what ranks exchange grows as a ring's share, what they compute stays"
 TEST_CASE("the estimate is a table of ranks", "[estimate]") {
   // 1000 samples in batches of 100: 10, 5, 3 (of 250), 2 (of 125) batches an epoch.
   CHECK(estimate_table({2, 0.62, 0.5}, 1000, 100, 5) ==
-        "ranks     step    an epoch     5 epochs   efficiency\n"
-        "    1 500.0 ms       5.0 s       25.0 s        100 %\n"
-        "    2 620.0 ms       3.1 s       15.5 s         81 %   measured\n"
-        "    4 680.0 ms       2.0 s       10.2 s         74 %\n"
-        "    8 710.0 ms       1.4 s        7.1 s         70 %\n");
-  CHECK_THAT(estimate_table({1, 1200, 1200}, 1000, 100, 5),
-             ContainsSubstring("    1   20 min       3.3 h       16.7 h        100 %   measured\n") &&
-                 ContainsSubstring("One rank exchanges nothing"));
+        "1000 training samples, batches of 100 on each rank; measured: 10 batches\n\n"
+        "ranks   batches     time    an epoch     5 epochs   efficiency\n"
+        "    1        10 500.0 ms       5.0 s       25.0 s        100 %\n"
+        "    2         5 620.0 ms       3.1 s       15.5 s         81 %   measured\n"
+        "    4         3 680.0 ms       2.0 s       10.2 s         74 %\n"
+        "    8         2 710.0 ms       1.4 s        7.1 s         70 %\n\n"
+        "batches: in an epoch, on each rank; time: of one batch. Assumes that more ranks compute\n"
+        "as fast as these, and that exchanging gradients costs a ring's share, (ranks - 1) / ranks.\n"
+        "Without validation, tests and checkpoints.\n");
+  CHECK_THAT(
+      estimate_table({1, 1200, 1200}, 1000, 100, 5),
+      ContainsSubstring("    1        10   20 min       3.3 h       16.7 h        100 %   measured\n") &&
+          ContainsSubstring("One rank exchanges nothing"));
 }

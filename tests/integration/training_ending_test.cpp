@@ -1,0 +1,128 @@
+// What people see when a training ends: its results, or one error.
+#include "tests/integration/sam_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+auto lines_with(const std::string& begin, const std::string& text) {
+  return std::ranges::count_if(lines_of(text), [&](const auto& line) { return line.starts_with(begin); });
+}
+
+}  // namespace
+
+TEST_CASE("a training ends with a card of its results and the next commands, from rank 0", "[training]") {
+  const TempDir dir;
+  Command command;
+  command.argv = {DDPRUN_PROGRAM, "--nproc-per-node=2", WORKER_PROGRAM, "linear",         "--epochs=3",
+                  "--out=run",    "--save-top-k=1",     "--lr=0.01",    "--val-split=0.2"};
+  command.in_child = [&] {
+    if (::chdir(dir.path().c_str()) != 0) ::_exit(122);
+  };
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto out = child.out();
+  CAPTURE(out);
+  const auto best = read_summary(dir.path() / "run")["best_checkpoint"].get<std::string>();
+  CHECK_THAT(out, ContainsSubstring("\n  best        val_loss ") && ContainsSubstring(" of 3:") &&
+                      ContainsSubstring(" " + fs::path(best).lexically_relative("run").string() + "\n"));
+  CHECK(lines_with("  speed       ", out) == 1);
+  CHECK(lines_with("  memory      ", out) == 1);
+  CHECK(lines_with("  run         run/", out) == 1);
+  CHECK(lines_with("  training    train_loss ", out) == 1);
+  CHECK_THAT(out, ContainsSubstring(" --resume run"));
+  const auto lines = lines_of(out);
+  const auto first = std::ranges::find_if(
+      lines, [](const auto& line) { return line.starts_with("Training completed: 3 epochs"); });
+  REQUIRE(first != lines.end());
+  for (auto line = first; line != lines.end(); ++line)  // the program's path is a single word
+    CHECK((line->size() <= 69 || line->find(WORKER_PROGRAM) != std::string::npos));
+}
+
+TEST_CASE("what a run reports is its best model, where one is kept, and its last one too", "[training]") {
+  const SamRun sam;
+  const auto run = sam.dir.path() / "run";
+  sam.run(2, "run", {"--epochs=6", "--lr=0.05"});
+  const auto summary = read_summary(run);
+  REQUIRE(summary["best"]["step"] < summary["last"]["step"]);
+  CHECK(summary["last"]["val_dice"].get<double>() ==
+        Approx(std::stod(values_of(run, "val_dice").back())).epsilon(1e-4));
+  CHECK(summary["best"]["val_dice"].get<double>() > summary["last"]["val_dice"].get<double>());
+  CHECK(summary["val_dice"].get<double>() == Approx(summary["best"]["val_dice"].get<double>()).epsilon(1e-4));
+  auto evaluation = training("sam", 2, sam.dir.path() / "eval", {"--eval=" + run.string()});
+  evaluation.env["OMP_NUM_THREADS"] = "1";
+  Child child(evaluation);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto again = nlohmann::json::parse(read_file(sam.dir.path() / "eval/evaluation.json"));
+  CHECK(again["val_dice"].get<double>() == Approx(summary["val_dice"].get<double>()).epsilon(1e-4));
+}
+
+TEST_CASE("a training whose last loss is NaN fails, with few restarts, unless --allow-nan", "[training]") {
+  const TempDir dir;
+  const std::vector<std::string> diverging = {"2", "1", "--lr=1e10"};
+  auto command = training("toy", 2, dir.path() / "run", diverging);
+  command.argv.insert(command.argv.begin() + 1, "--max-restarts=1");
+  Child failed(command);
+  CHECK(failed.wait(kTraining) == ExitStatus::exited(1));
+  CHECK(lines_with("worker: error: the training has diverged", failed.err()) <= 2);  // one for each attempt
+  CHECK_THAT(failed.err(), ContainsSubstring("has ended") && ContainsSubstring("--max-restarts=1 "));
+  const auto summary = read_summary(dir.path() / "run");  // complete: nothing ended rank 0 before
+  CHECK(summary["diverged"] == true);
+  CHECK(summary["train_loss"].is_null());
+  CHECK(fs::exists(dir.path() / "run/report.html"));
+
+  auto flags = diverging;
+  flags.emplace_back("--allow-nan");
+  Child allowed(training("toy", 2, dir.path() / "allowed", flags));
+  CHECK(allowed.wait(kTraining) == ExitStatus::exited(0));
+}
+
+TEST_CASE("an error that all ranks have is printed by one of them", "[training]") {
+  const TempDir dir;
+  for (const std::string flag : {"--data=nothing", "--eval=nothing.pt"}) {
+    CAPTURE(flag);
+    auto command = training("linear", 4, dir.path() / "run", {flag});
+    Child child(command);
+    CHECK(child.wait(kTraining) == ExitStatus::exited(1));
+    CHECK(lines_with("worker: error: ", child.err()) <= 1);
+    CHECK_THAT(child.err(), ContainsSubstring("nothing"));
+  }
+  Child alone(training("linear", 0, dir.path() / "run", {"--data=nothing"}));
+  CHECK(alone.wait(kTraining) == ExitStatus::exited(1));
+  CHECK(lines_with("worker: error: ", alone.err()) == 1);
+}
+
+TEST_CASE("flags that people try get a hint", "[training]") {
+  const auto refused = [](const std::vector<std::string>& words) {
+    auto child = start_worker(words);
+    CHECK(child.wait(kTraining) == ExitStatus::exited(2));
+    CHECK(lines_of(child.err()).size() == 1);
+    return child.err();
+  };
+  CHECK_THAT(refused({"--epochs", "3", "mnist"}),
+             ContainsSubstring("expected the task before its flags: worker mnist --epochs ..."));
+  CHECK_THAT(refused({"mnist", "--gpu"}), ContainsSubstring("did you mean --device?"));
+  CHECK_THAT(refused({"mnist", "--data", "fashion_mnist"}), ContainsSubstring("did you mean fashion-mnist?"));
+}
+
+TEST_CASE("mnist says when it trains on Fashion-MNIST instead", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(0, dir.path() / "run", {"--limit-train=64", "--limit-test=10", "--epochs=1"});
+  command.env["HOME"] = command.env["XDG_CACHE_HOME"] = dir.path().string();
+  command.env["DDPRUN_DATA"] = dir.path().string();
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("Fashion-MNIST: no MNIST found", child.out()) == 1);
+  Child asked(mnist(0, dir.path() / "asked", small({"--max-steps=1"})));
+  REQUIRE(asked.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("no MNIST found", asked.out()) == 0);
+}

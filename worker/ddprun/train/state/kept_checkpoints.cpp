@@ -1,0 +1,84 @@
+#include <ddprun/train/state/kept_checkpoints.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/serialize/pt_file.h>
+
+namespace ddprun::train {
+
+namespace fs = std::filesystem;
+
+bool is_run_folder(const fs::path& folder) {
+  std::error_code error;
+  return std::ranges::any_of(std::initializer_list<const char*>{"run.json", "metrics.csv", "checkpoints"},
+                             [&](const char* name) { return fs::exists(folder / name, error); });
+}
+
+std::vector<fs::path> runs_in(const fs::path& folder) {
+  std::vector<fs::path> runs;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (is_run_folder(entry->path())) runs.push_back(entry->path());
+  if (error) throw IoError(folder, "cannot be listed", error.value());
+  if (runs.empty()) throw IoError(folder, "holds no run");
+  std::ranges::sort(runs);
+  return runs;
+}
+
+BestCheckpoints best_checkpoints(const std::vector<StateFile>& states) {
+  BestCheckpoints best;
+  const auto newest = std::ranges::find_if(states, [](const auto& file) { return file.problem.empty(); });
+  if (newest == states.end()) return best;
+  const auto state = to_training_state(
+      serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
+  for (const auto& [name, value] : state.callbacks) {
+    if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
+    const DictReader policy(value, name);
+    if (policy.has("monitor")) best.monitor = policy.text("monitor");
+    const auto models = policy.dict("best_k_models");
+    const DictReader scores(models, "best_k_models");
+    for (const auto& item : models)
+      best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
+                               scores.number(item.key().toStringRef()));
+    const auto first = fs::path(policy.text("best_model_path")).filename().string();
+    const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
+    if (top == best.scores.end()) continue;
+    const double score = top->second;
+    std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
+  }
+  return best;
+}
+
+fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return path;
+  if (!is_run_folder(path))
+    throw IoError(path, "is a folder, but not of a run; expected a file or a run's folder");
+  const auto states = state_files(RunFolder(path));
+  const auto found = [&](const StateFile& file, const std::string& why) {
+    if (process_env("RANK").value_or("0") == "0")
+      log_info(flag + one_line(file.path.string()) + ", " + why + " of this run");
+    return file.path;
+  };
+  if (kept == Kept::kBest) {
+    const auto best = best_checkpoints(states);
+    for (const auto& [name, score] : best.scores)
+      for (const auto& file : states)
+        if (file.problem.empty() && file.path.filename() == name)
+          return found(file, "the best checkpoint (" + best.monitor + formatted(" %.4g)", score));
+  }
+  for (const auto& file : states)
+    if (file.problem.empty()) return found(file, "the newest checkpoint");
+  throw IoError(path, states.empty() ? "has no checkpoint"
+                                     : "has no checkpoint that can be read: " + states.front().problem);
+}
+
+}  // namespace ddprun::train

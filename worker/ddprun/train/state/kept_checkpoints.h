@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddprun/train/state/checkpoint.h>
+
+namespace ddprun::train {
+
+/// Whether it is a run's folder: it has run.json, metrics.csv or checkpoints/.
+bool is_run_folder(const std::filesystem::path& folder);
+
+/// The run folders in a folder, by name. throws  IoError if it cannot be listed or has none
+std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
+
+/// The best checkpoints, and the metric that chose them; as the newest state that can be read lists them.
+struct BestCheckpoints {
+  std::string monitor;
+  std::vector<std::pair<std::string, double>> scores;  ///< by file name, the best one first
+};
+BestCheckpoints best_checkpoints(const std::vector<StateFile>& states);
+
+enum class Kept { kBest, kNewest };
+
+/// The file that a path given for a checkpoint stands for. A run's folder stands for its best checkpoint, or
+/// the newest where none is kept as best; rank 0 logs which one that is. Any other path stands for itself.
+///
+/// flag    before the logged line: "--eval: "
+/// throws  IoError for a folder that is not a run's, or has no checkpoint that can be read
+std::filesystem::path checkpoint_of(const std::filesystem::path& path, const std::string& flag = "",
+                                    Kept kept = Kept::kBest);
+
+}  // namespace ddprun::train
