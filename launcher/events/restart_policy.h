@@ -41,20 +41,13 @@ struct Hung {
 /// The job's other nodes ended the attempt.
 struct EndedByPeers {
   std::string reason = {};
-  bool dump_stacks = false;        ///< workers somewhere hang, or take too long
-  std::optional<int> signal = {};  ///< the user's, which ended the job elsewhere
+  bool dump_stacks = false;  ///< workers somewhere hang, or take too long
   bool operator==(const EndedByPeers&) const = default;
 };
 
 /// How an attempt, or the whole job, ended.
 using AttemptEnd =
     std::variant<AllSucceeded, WorkerFailed, StartFailed, TimedOut, Hung, SignalReceived, EndedByPeers>;
-
-/// The user's signal that ended it.
-inline std::optional<int> signal_of(const AttemptEnd& end) {
-  const auto* received = std::get_if<SignalReceived>(&end);
-  return received == nullptr ? std::nullopt : std::optional(received->signal);
-}
 
 /// Whether the workers' stacks explain it.
 inline bool is_stuck(const AttemptEnd& end) {

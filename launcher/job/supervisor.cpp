@@ -43,7 +43,7 @@ namespace {
 // How long ddprun's own last lines wait for a reader.
 constexpr std::chrono::seconds kPatienceAtEnd{1};
 // How long a disk may take for --result-json.
-constexpr std::chrono::seconds kRecordPatience{10}, kHurriedPatience{1};
+constexpr std::chrono::seconds kRecordPatience{10};
 
 /// If ddprun starts without stdin, stdout or stderr, its own descriptors would get their numbers, and workers
 /// would write to them.
@@ -189,10 +189,7 @@ asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& 
   const auto copy = std::make_shared<const JobRecord>(record);
   const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
   const auto deadline = LoopClock::now() + kRecordPatience;
-  const auto hurried = LoopClock::now() + kHurriedPatience;  // two signals may have come long ago
-  const std::function<bool()> give_up = [&] {
-    return (signals += take_signals(ending_signals)) > 1 && LoopClock::now() >= hurried;
-  };
+  const std::function<bool()> give_up = [&] { return (signals += take_signals(ending_signals)) > 1; };
   try {
     if (co_await run_aside(write, deadline, &give_up) != AsideEnd::kDone)
       log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));

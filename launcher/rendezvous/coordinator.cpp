@@ -116,8 +116,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    if (!elastic() && is_needed(id))
-      return end(exit_code_of_signal(leave->signal), reason, false, leave->signal);
+    if (!elastic() && is_needed(id)) return end(exit_code_of_signal(leave->signal), reason);
     left_ += static_cast<int>(std::erase(voters_, id));
     for (auto& [superseded, former] : former_voters_) std::erase(former, id);
     gone_.insert(id);
@@ -192,7 +191,7 @@ void Coordinator::fail(const Failed& failed, Time now) {
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason,
-               is_stuck(failed.end), signal_of(failed.end));
+               is_stuck(failed.end));
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
   pause_ = decision.delay;
@@ -223,9 +222,9 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool
     if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks});
 }
 
-void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks, std::optional<int> signal) {
+void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks) {
   if (ended_) return;
-  ended_ = End{exit_code, reason, dump_stacks, signal};
+  ended_ = End{exit_code, reason, dump_stacks};
   for (const auto& [id, node] : nodes_) send(id, node.started >= 0 ? *ended_ : last_word(/*stood_by=*/true));
 }
 

@@ -75,8 +75,7 @@ class Coordinator {
   Time next_tick() const;
 
   /// Ends the job on all nodes, as the coordinator's own node wants. Ignored if it has ended.
-  void end(int exit_code, const std::string& reason, bool dump_stacks = false,
-           std::optional<int> signal = {});
+  void end(int exit_code, const std::string& reason, bool dump_stacks = false);
 
   /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
   /// coordinator, and this one resigns, a little later: until then it learns which others leave. False: it

@@ -272,7 +272,6 @@ void visit(auto& fields, End& end) {
   fields.integer("exit_code", end.exit_code, 0, kMaxExitCode);
   fields.text("reason", end.reason, kMaxText);
   fields.optional_flag("dump_stacks", end.dump_stacks);
-  fields.optional_integer("signal", end.signal, 1, kMaxSignal);
 }
 
 void visit(auto& fields, Beat& beat) {

@@ -180,8 +180,7 @@ struct Stop {
 struct End {
   int exit_code = 0;
   std::string reason;
-  bool dump_stacks = false;        ///< as in Stop
-  std::optional<int> signal = {};  ///< the user's, which ends the job: what the workers get
+  bool dump_stacks = false;  ///< as in Stop
   bool operator==(const End&) const = default;
 };
 

@@ -77,9 +77,8 @@ CoordinatorServer::~CoordinatorServer() {
   for (const auto& [id, connection] : connections_) connection->close();
 }
 
-void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_stacks,
-                            std::optional<int> signal) {
-  coordinator_.end(exit_code, reason, dump_stacks, signal);
+void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_stacks) {
+  coordinator_.end(exit_code, reason, dump_stacks);
   deliver();
 }
 

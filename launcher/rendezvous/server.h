@@ -75,8 +75,7 @@ class CoordinatorServer {
   CoordinatorServer& operator=(const CoordinatorServer&) = delete;
 
   /// Ends the job on all nodes. Ignored if it has ended.
-  void end(int exit_code, const std::string& reason, bool dump_stacks = false,
-           std::optional<int> signal = {});
+  void end(int exit_code, const std::string& reason, bool dump_stacks = false);
 
   /// As Coordinator::hand_over().
   bool hand_over(const std::string& id, int exit_code, const std::string& reason);

@@ -221,9 +221,6 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received == nullptr || !signals_.ends_job(received->signal) || !can_hurry) continue;
     if (user_signals_.size() > 1) co_return false;
-    // The user's signal may come twice, from another node's end and here: for many programs the second one
-    // means that they must not save any more.
-    if (ending_signals_.back() == received->signal) continue;
     signal_to_end(received->signal);
     next_ask = {};
   }

@@ -202,24 +202,6 @@ TEST_CASE("a signal to any node ends a job of a fixed size", "[nodes]") {
   CHECK(ends[1 - signalled] == ExitStatus::exited(130));
 }
 
-TEST_CASE("the workers of all nodes get the user's signal, once if it comes over two ways", "[nodes]") {
-  const auto signalled = GENERATE(std::size_t{0}, std::size_t{1});
-  NodeJob nodes;
-  const std::vector<std::string> actions = {"ready", "await", "expect-no-signal", "1000"};
-  nodes.start({"--nnodes=2", "--node-rank=0"}, actions);
-  nodes.start({"--nnodes=2", "--node-rank=1"}, actions);
-  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
-  nodes.node(signalled).send_signal(SIGINT);
-  REQUIRE(nodes.node(1 - signalled).wait_for_output("got "));
-  nodes.node(1 - signalled).send_signal(SIGINT);  // as --hosts passes it on
-  nodes.wait();
-  for (const std::size_t node : {0U, 1U}) {
-    CAPTURE(node, nodes.node(node).err());
-    CHECK(count_of("got SIGINT", nodes.node(node).out()) == 1);
-    CHECK(count_of("no second signal", nodes.node(node).out()) == 1);
-  }
-}
-
 TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {
   NodeJob nodes;
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});

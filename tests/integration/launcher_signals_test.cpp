@@ -140,20 +140,6 @@ TEST_CASE("a second signal skips the grace period", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
-TEST_CASE("a job that two signals have ended has its record", "[launcher]") {
-  const TempDir folder;
-  const auto record = folder.path() / "result.json";
-  Child ddprun(job({"--nproc-per-node=2", kLongGrace, "--result-json=" + record.string()},
-                   {"ready", "await", "say", "first", "await", "pause"}));
-  REQUIRE(ddprun.wait_for_output("ready ", 2));
-  ddprun.send_signal(SIGINT);
-  REQUIRE(ddprun.wait_for_output("first", 2));
-  ddprun.send_signal(SIGINT);
-  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
-  CHECK(count_of("--result-json", ddprun.err()) == 0);
-  CHECK_THAT(read_file(record), ContainsSubstring("\"exit_code\": 130"));
-}
-
 TEST_CASE("a signal at any moment of the start leaves nothing behind", "[launcher]") {
   need_vfork();
   for (int i = 0; i < 25; ++i) {
