@@ -77,7 +77,9 @@ std::vector<CoordinatorMessage> coordinator_messages() {
           Stop{1, "rank 3 hangs", true},
           Stop{1, "node a leaves", false, Handover{2, 3, 1, 500}},
           End{137, "rank 0 was killed"},
+          Stop{1, "node a leaves", false, {}, 2},
           End{124, "the job timed out", true},
+          End{130, "node a received SIGINT", false, 2},
           Beat{},
           Beat{2147483647, 0}};
 }
@@ -126,7 +128,7 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
     for (const auto& [field, value] : object.items()) {
       const std::set<std::string> may_be_missing = {
           "type",       "node_rank",       "summary_ms", "silent_ms", "dump_stacks", "unknown_ms",
-          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over"};
+          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over", "user_signal"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
