@@ -177,7 +177,7 @@ TEST_CASE("a number out of its range is refused", "[message]") {
        1'000'000,
        {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size", "role_world_size"}},
       {1, 65535, {"port", "master_port"}},
-      {1, 64, {"signal"}},
+      {1, 64, {"signal", "user_signal"}},
       {1, 2147483647, {"summary_ms"}},
       {0,
        2147483647,
