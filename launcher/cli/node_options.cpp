@@ -301,6 +301,8 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   if (nodes.several()) return read_several(values, environment, step, task, options);
   check_single_node(values, wants_file_store(values));
   if (!standalone) nodes.endpoint.host = own_name(values);
+  // A mistake in it is one here, too. Another host's file is not here.
+  if (options.hosts.all.empty() && values.given("token-file")) read_token(values, environment);
   note_single_node(values, options.notes);
   note_idle_nodes(values, environment, options);
 }

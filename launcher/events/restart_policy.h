@@ -41,7 +41,8 @@ struct Hung {
 /// The job's other nodes ended the attempt.
 struct EndedByPeers {
   std::string reason = {};
-  bool dump_stacks = false;  ///< workers somewhere hang, or take too long
+  bool dump_stacks = false;             ///< workers somewhere hang, or take too long
+  std::optional<int> user_signal = {};  ///< that ended one of them: the workers end with it, too
   bool operator==(const EndedByPeers&) const = default;
 };
 
@@ -52,6 +53,12 @@ using AttemptEnd =
 /// Whether the workers' stacks explain it.
 inline bool is_stuck(const AttemptEnd& end) {
   return std::holds_alternative<TimedOut>(end) || std::holds_alternative<Hung>(end);
+}
+
+/// The user's signal that it was, if it was one.
+inline std::optional<int> signal_of(const AttemptEnd& end) {
+  const auto* received = std::get_if<SignalReceived>(&end);
+  return received != nullptr ? std::optional(received->signal) : std::nullopt;
 }
 
 /// ddprun's exit code for it; 0 if the other nodes ended it, since the coordinator knows the code.

@@ -182,6 +182,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     if (!job.options.hosts.is_silent())
       log_warning(printable(ended->reason) + ": ending this node's workers");
     if (ended->dump_stacks) co_return co_await dump_stacks(job, group, attempt);
+    co_return ended->user_signal.value_or(SIGTERM);
   }
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {
     log_error("the job did not end within " + in_seconds(*job.options.timeout) + " (--timeout): ending it");

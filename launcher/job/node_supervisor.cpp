@@ -389,7 +389,7 @@ class NodeSupervisor : public Supervisor {
     const std::string reason =
         "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
     if (auto* server = connections_.server();
-        server != nullptr && server->hand_over(job_.job_id, exit_code_of_signal(signal), reason))
+        server != nullptr && server->hand_over(job_.job_id, signal, reason))
       return log_info("the other nodes go on without this one");
     connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});

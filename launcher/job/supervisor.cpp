@@ -44,6 +44,8 @@ namespace {
 constexpr std::chrono::seconds kPatienceAtEnd{1};
 // How long a disk may take for --result-json.
 constexpr std::chrono::seconds kRecordPatience{10};
+// And if the user has signalled twice, which a working disk must not lose it by.
+constexpr std::chrono::seconds kRecordPatienceInHurry{1};
 
 /// If ddprun starts without stdin, stdout or stderr, its own descriptors would get their numbers, and workers
 /// would write to them.
@@ -181,18 +183,24 @@ int take_signals(const std::vector<int>& ending) {
   return count;
 }
 
-/// --result-json, without waiting for a stalled disk for ever. A second signal ends the wait.
+/// --result-json, without waiting for a stalled disk for ever: after a second signal, only for a moment.
 ///
 /// signals  that asked for the job's end have come before
 asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& record, int signals,
                                    const std::vector<int>& ending_signals) {
   const auto copy = std::make_shared<const JobRecord>(record);
   const std::function<void()> write = [copy, path] { write_result_json(path, *copy); };  // named: GCC 12
-  const auto deadline = LoopClock::now() + kRecordPatience;
-  const std::function<bool()> give_up = [&] { return (signals += take_signals(ending_signals)) > 1; };
+  const auto begin = LoopClock::now();
+  const std::function<bool()> give_up = [&] {
+    signals += take_signals(ending_signals);
+    return signals > 1 && LoopClock::now() >= begin + kRecordPatienceInHurry;
+  };
   try {
-    if (co_await run_aside(write, deadline, &give_up) != AsideEnd::kDone)
-      log_warning("--result-json: " + std::string(IoError(path, "the disk does not answer").what()));
+    const AsideEnd end = co_await run_aside(write, begin + kRecordPatience, &give_up);
+    if (end == AsideEnd::kDone) co_return;
+    const std::string why =
+        end == AsideEnd::kLate ? "the disk does not answer" : "not waited for any longer: a second signal";
+    log_warning("--result-json: " + std::string(IoError(path, why).what()));
   } catch (const std::exception& error) {
     log_warning(std::string("--result-json: ") + error.what());
   }

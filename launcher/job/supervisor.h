@@ -40,7 +40,7 @@ struct NodeConnections {
     return servers.empty() || servers.back().resigned() ? nullptr : &servers.back();
   }
   void end_job(const AttemptEnd& end, const std::string& reason) {
-    if (server() != nullptr) server()->end(to_exit_code(end), reason, is_stuck(end));
+    if (server() != nullptr) server()->end(to_exit_code(end), reason, is_stuck(end), signal_of(end));
   }
 };
 

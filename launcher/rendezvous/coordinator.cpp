@@ -116,11 +116,12 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    if (!elastic() && is_needed(id)) return end(exit_code_of_signal(leave->signal), reason);
+    if (!elastic() && is_needed(id))
+      return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     left_ += static_cast<int>(std::erase(voters_, id));
     for (auto& [superseded, former] : former_voters_) std::erase(former, id);
     gone_.insert(id);
-    remove(nodes_.find(id), reason, now);
+    remove(nodes_.find(id), reason, now, leave->signal);
   }
 }
 
@@ -159,7 +160,8 @@ void Coordinator::drop(NodeId id, const std::string& reason, Time now) {
   remove(found, node + " was lost: " + reason, now);
 }
 
-void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
+void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now,
+                         std::optional<int> user_signal) {
   const State state = gone->second.state;
   const NodeId id = gone->first;
   const Join join = gone->second.join;
@@ -170,13 +172,14 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (state == State::kReady) --ready_;
   if (!ended_ && !hands_over_at_ && in_minority())
     return end(LaunchError::kOwnFailure,
-               reason + "; of the last round's nodes most are gone, and may go on with another coordinator");
+               reason + "; of the last round's nodes most are gone, and may go on with another coordinator",
+               /*dump_stacks=*/false, user_signal);
   if (ended_ || state != State::kInRound) return;
   if (phase_ == Phase::kLeading && in_place_.empty()) return abandon_round(now);
   if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
   if (take_spare(id, join, reason)) return;
-  if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0));
+  if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0), /*dump_stacks=*/false, user_signal);
   fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
 }
 
@@ -191,7 +194,7 @@ void Coordinator::fail(const Failed& failed, Time now) {
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason,
-               is_stuck(failed.end));
+               is_stuck(failed.end), signal_of(failed.end));
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
   pause_ = decision.delay;
@@ -215,16 +218,18 @@ void Coordinator::judge_stall() {
   end(failure->exit_code, shortened(reason, kMaxTextBytes));
 }
 
-void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool dump_stacks) {
+void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool dump_stacks,
+                             std::optional<int> user_signal) {
   phase_ = Phase::kStopping;
   pause_ = pause;
   for (const NodeId id : members_)
-    if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks});
+    if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks, {}, user_signal});
 }
 
-void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks) {
+void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks,
+                      std::optional<int> user_signal) {
   if (ended_) return;
-  ended_ = End{exit_code, reason, dump_stacks};
+  ended_ = End{exit_code, reason, dump_stacks, user_signal};
   for (const auto& [id, node] : nodes_) send(id, node.started >= 0 ? *ended_ : last_word(/*stood_by=*/true));
 }
 

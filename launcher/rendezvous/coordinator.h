@@ -75,15 +75,16 @@ class Coordinator {
   Time next_tick() const;
 
   /// Ends the job on all nodes, as the coordinator's own node wants. Ignored if it has ended.
-  void end(int exit_code, const std::string& reason, bool dump_stacks = false);
+  void end(int exit_code, const std::string& reason, bool dump_stacks = false,
+           std::optional<int> user_signal = {});
 
   /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
   /// coordinator, and this one resigns, a little later: until then it learns which others leave. False: it
   /// cannot.
   ///
-  /// id         as in the node's Join
-  /// exit_code  the job's, if too many leave
-  bool hand_over(const std::string& id, int exit_code, const std::string& reason, Time now);
+  /// id      as in the node's Join
+  /// signal  the user's: it ends the job, if too many leave
+  bool hand_over(const std::string& id, int signal, const std::string& reason, Time now);
 
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
@@ -124,7 +125,7 @@ class Coordinator {
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
   void drop(NodeId id, const std::string& reason, Time now);
-  void remove(Nodes::iterator gone, const std::string& reason, Time now);
+  void remove(Nodes::iterator gone, const std::string& reason, Time now, std::optional<int> user_signal = {});
   void fail(const Failed& failed, Time now);
   void check_progress(Time now);
   void judge_stall();
@@ -137,7 +138,8 @@ class Coordinator {
   bool take_spare(NodeId lost, const Join& join, const std::string& reason);
   void abandon_round(Time now);
   void start_round(int port, Time now);
-  void stop_round(const std::string& reason, std::chrono::milliseconds pause, bool dump_stacks = false);
+  void stop_round(const std::string& reason, std::chrono::milliseconds pause, bool dump_stacks = false,
+                  std::optional<int> user_signal = {});
   void send_waiting(NodeId id);
   End last_word(bool stood_by) const;
   KnownSigns known_signs() const;

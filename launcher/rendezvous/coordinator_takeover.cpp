@@ -72,7 +72,7 @@ bool Coordinator::in_minority() const {
 }
 
 /// The others' workers end at once, before they miss this node's.
-bool Coordinator::hand_over(const std::string& id, int exit_code, const std::string& reason, Time now) {
+bool Coordinator::hand_over(const std::string& id, int signal, const std::string& reason, Time now) {
   const auto own = by_id_.find(id);
   const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
   const std::size_t others = nodes_.size() - (own == by_id_.end() ? 0 : 1);
@@ -80,21 +80,24 @@ bool Coordinator::hand_over(const std::string& id, int exit_code, const std::str
       hands_over_at_ || (!has_started() && former_.number < 0))
     return false;
   hands_over_at_ = now + std::min<Clock::duration>(settings_.node_timeout / kBeatsPerTimeout, kMoreLeave);
-  without_others_ = {exit_code, reason};
+  without_others_ = {exit_code_of_signal(signal), reason, false, signal};
   if (phase_ == Phase::kStopping) pause_end_ = now + pause_;
-  stop_round(reason + kAnother, std::chrono::milliseconds(0));
+  stop_round(reason + kAnother, std::chrono::milliseconds(0), /*dump_stacks=*/false, signal);
   if (own != by_id_.end()) remove(nodes_.find(own->second), reason, now);
   return true;
 }
 
 /// Nodes that are told to stop look for the next endpoint's coordinator, as after a loss.
 void Coordinator::finish_handover(Time now) {
-  if (nodes_.size() < others_needed()) return end(without_others_.exit_code, without_others_.reason);
+  if (nodes_.size() < others_needed())
+    return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
+               without_others_.user_signal);
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
   const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};
   for (const NodeId id : voters_)
-    if (nodes_.contains(id)) send(id, Stop{round_, without_others_.reason + kAnother, false, handover});
+    if (nodes_.contains(id))
+      send(id, Stop{round_, without_others_.reason + kAnother, false, handover, without_others_.user_signal});
   resigned_ = true;
 }
 

@@ -258,6 +258,7 @@ void visit(auto& fields, Stop& stop) {
   fields.integer("round", stop.round, 0, kMaxRound);
   fields.text("reason", stop.reason, kMaxText);
   fields.optional_flag("dump_stacks", stop.dump_stacks);
+  fields.optional_integer("user_signal", stop.user_signal, 1, kMaxSignal);
   bool hands_over = stop.hands_over.has_value();
   fields.optional_flag("hands_over", hands_over);
   if (!hands_over) return;
@@ -272,6 +273,7 @@ void visit(auto& fields, End& end) {
   fields.integer("exit_code", end.exit_code, 0, kMaxExitCode);
   fields.text("reason", end.reason, kMaxText);
   fields.optional_flag("dump_stacks", end.dump_stacks);
+  fields.optional_integer("user_signal", end.user_signal, 1, kMaxSignal);
 }
 
 void visit(auto& fields, Beat& beat) {

@@ -173,6 +173,7 @@ struct Stop {
   std::string reason;
   bool dump_stacks = false;                 ///< before they end: workers somewhere hang, or take too long
   std::optional<Handover> hands_over = {};  ///< the connection ends
+  std::optional<int> user_signal = {};      ///< that ended a node: the workers end with it, too
   bool operator==(const Stop&) const = default;
 };
 
@@ -180,7 +181,8 @@ struct Stop {
 struct End {
   int exit_code = 0;
   std::string reason;
-  bool dump_stacks = false;  ///< as in Stop
+  bool dump_stacks = false;             ///< as in Stop
+  std::optional<int> user_signal = {};  ///< as in Stop
   bool operator==(const End&) const = default;
 };
 

@@ -126,8 +126,10 @@ std::optional<EndedByPeers> NodeLink::end_reason() const {
   for (const CoordinatorEvent& news : news_) {
     if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return EndedByPeers{lost->reason};
     const auto& message = std::get<CoordinatorMessage>(news);
-    if (const auto* stop = std::get_if<Stop>(&message)) return EndedByPeers{stop->reason, stop->dump_stacks};
-    if (const auto* end = std::get_if<End>(&message)) return EndedByPeers{end->reason, end->dump_stacks};
+    if (const auto* stop = std::get_if<Stop>(&message))
+      return EndedByPeers{stop->reason, stop->dump_stacks, stop->user_signal};
+    if (const auto* end = std::get_if<End>(&message))
+      return EndedByPeers{end->reason, end->dump_stacks, end->user_signal};
     if (const auto* refused = std::get_if<Refused>(&message)) return EndedByPeers{refused->reason};
   }
   return {};

@@ -77,13 +77,14 @@ CoordinatorServer::~CoordinatorServer() {
   for (const auto& [id, connection] : connections_) connection->close();
 }
 
-void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_stacks) {
-  coordinator_.end(exit_code, reason, dump_stacks);
+void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_stacks,
+                            std::optional<int> user_signal) {
+  coordinator_.end(exit_code, reason, dump_stacks, user_signal);
   deliver();
 }
 
-bool CoordinatorServer::hand_over(const std::string& id, int exit_code, const std::string& reason) {
-  const bool goes_on = coordinator_.hand_over(id, exit_code, reason, Coordinator::Clock::now());
+bool CoordinatorServer::hand_over(const std::string& id, int signal, const std::string& reason) {
+  const bool goes_on = coordinator_.hand_over(id, signal, reason, Coordinator::Clock::now());
   deliver();
   return goes_on;
 }

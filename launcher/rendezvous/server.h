@@ -75,10 +75,11 @@ class CoordinatorServer {
   CoordinatorServer& operator=(const CoordinatorServer&) = delete;
 
   /// Ends the job on all nodes. Ignored if it has ended.
-  void end(int exit_code, const std::string& reason, bool dump_stacks = false);
+  void end(int exit_code, const std::string& reason, bool dump_stacks = false,
+           std::optional<int> user_signal = {});
 
   /// As Coordinator::hand_over().
-  bool hand_over(const std::string& id, int exit_code, const std::string& reason);
+  bool hand_over(const std::string& id, int signal, const std::string& reason);
 
   bool ended() const { return coordinator_.ended().has_value(); }
   /// It has closed its port and connections because another coordinator replaces it.

@@ -221,6 +221,8 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received == nullptr || !signals_.ends_job(received->signal) || !can_hurry) continue;
     if (user_signals_.size() > 1) co_return false;
+    // The other nodes may have told of it first, and a second one may mean "at once" to a program.
+    if (std::ranges::find(ending_signals_, received->signal) != ending_signals_.end()) continue;
     signal_to_end(received->signal);
     next_ask = {};
   }

@@ -202,6 +202,22 @@ TEST_CASE("a signal to any node ends a job of a fixed size", "[nodes]") {
   CHECK(ends[1 - signalled] == ExitStatus::exited(130));
 }
 
+TEST_CASE("workers of all nodes get Ctrl-C once, wherever it comes first", "[nodes]") {
+  const auto first = GENERATE(std::size_t{0}, std::size_t{1});
+  NodeJob nodes;
+  const std::string saves =
+      "trap 'echo got INT; sleep 1' INT; trap 'echo got TERM' TERM; echo ready; "
+      "n=0; while [ $n -lt 20 ]; do sleep 0.1; n=$((n + 1)); done";
+  for (const char* rank : {"--node-rank=0", "--node-rank=1"})
+    nodes.start_script({"--nnodes=2", rank, "--shutdown-timeout=60"}, saves);
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready"));
+  nodes.node(first).send_signal(SIGINT);
+  REQUIRE(nodes.node(1 - first).wait_for_output("got"));  // the other node has told it
+  nodes.node(1 - first).send_signal(SIGINT);
+  nodes.wait();
+  for (const std::size_t node : {0U, 1U}) CHECK(nodes.node(node).out() == "ready\ngot INT\n");
+}
+
 TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {
   NodeJob nodes;
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});

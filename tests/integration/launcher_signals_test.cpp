@@ -140,6 +140,20 @@ TEST_CASE("a second signal skips the grace period", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a second signal does not lose --result-json", "[launcher]") {
+  const TempDir folder;
+  const std::string record = folder.path() / "result.json";
+  Child ddprun(script({"--result-json", record, "--shutdown-timeout=1000"},
+                      "trap : TERM INT; echo begun; while :; do sleep 1; done"));
+  REQUIRE(ddprun.wait_for_output("begun"));
+  ddprun.send_signal(SIGTERM);
+  REQUIRE(wait_until([&] { return count_of("a second signal", ddprun.err()) == 1; }));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK_THAT(read_file(record), ContainsSubstring("\"signal\""));
+  CHECK_THAT(ddprun.err(), !ContainsSubstring("--result-json"));
+}
+
 TEST_CASE("a signal at any moment of the start leaves nothing behind", "[launcher]") {
   need_vfork();
   for (int i = 0; i < 25; ++i) {

@@ -174,7 +174,8 @@ TEST_CASE("output and files that cannot be written are named", "[launcher]") {
   const Finished logs(script({"--log-dir=/dev/null/x"}, "true"));
   CHECK(logs.status == ExitStatus::exited(2));
   CHECK_THAT(logs.err, ContainsSubstring("--log-dir: /dev/null: cannot open"));
-  const std::string flag = GENERATE("--config", "--token-file --nnodes=2 --rdzv-endpoint=localhost");
+  const std::string flag =
+      GENERATE("--config", "--token-file", "--token-file --nnodes=2 --rdzv-endpoint=localhost");
   const std::string name = flag.substr(0, flag.find(' '));
   const Finished mistyped(
       {{"sh", "-c", DDPRUN_PROGRAM " " + flag.substr(name.size()) + " " + name + "=/no/such true"}});

@@ -278,6 +278,22 @@ class Endings(Hosts):
             for file in self.folder.glob("begun*"):
                 file.unlink()
 
+    def test_workers_of_all_hosts_get_ctrl_c_once_and_nothing_before_it(self):
+        program = ("import os, signal, sys, time\ngot = []\n"
+                   "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, lambda number, _: got.append(number))\n"
+                   "print('begun', flush=True)\nwhile not got: time.sleep(0.01)\n"
+                   "time.sleep(2)\nprint('got', *map(int, got), flush=True)")
+        for hosts, words in [("127.0.0.1,127.0.0.2", ()), ("127.0.0.1,node2,node3", ("--rdzv-endpoint=127.0.0.1",)),
+                             ("node2,node3", ("--rdzv-endpoint=127.0.0.2",)), ("127.0.0.1,127.0.0.2", ("--nnodes=1:2",))]:
+            job = self.start(*words, "--shutdown-timeout=60", "python3", "-c", program, hosts=hosts)
+            workers = len(hosts.split(","))
+            begun = [job.stdout.readline() for _ in range(workers)]
+            self.assertEqual(begun, ["begun\n"] * workers, "" in begun and job.communicate())
+            job.send_signal(signal.SIGINT)
+            out, err = job.communicate(timeout=60)
+            self.assertEqual(out, "got 2\n" * workers, err)
+            self.assert_nothing_is_left()
+
     def test_a_worker_that_saves_has_its_time_though_another_host_has_ended(self):
         saves = (f"trap 'sleep 8; touch {self.folder}/saved; exit 0' TERM; echo begun $RANK; "
                  "if [ $RANK = 0 ]; then trap - TERM; exec sleep 1000; fi; while :; do sleep 0.1; done")

@@ -262,26 +262,6 @@ TEST_CASE("of nodes that meet at node rank 0 no other can be the host", "[node_o
                     ContainsSubstring("expected is_host=false on node rank 1, got 'is_host=1'"));
 }
 
-TEST_CASE("one node notes what only several need", "[node_options]") {
-  const Options options = parse_nodes({"--local-addr=a", "--rdzv-conf=x=1", "--join-timeout=5",
-                                       "--last-call=5", "--node-timeout=5", "--token-file=/no/such/file"});
-  REQUIRE(options.notes.size() == 6);
-  CHECK(options.notes[0] == "--local-addr has no effect on a single node");
-  CHECK(options.nodes.token.empty());
-  CHECK_THROWS_WITH(parse_nodes({"--rdzv-conf=x"}), ContainsSubstring("--rdzv-conf: expected KEY=VALUE"));
-  CHECK(parse_nodes({"--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/x"}).notes.size() == 1);
-}
-
-TEST_CASE("one node keeps the name that the user gave it", "[node_options]") {
-  CHECK(parse_nodes({"--master-addr=127.0.0.2"}).nodes.endpoint.host == "127.0.0.2");
-  CHECK(parse_nodes({"--rdzv-endpoint=127.0.0.2:0"}).nodes.endpoint.host.empty());
-  CHECK(parse_nodes({"--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host == "127.0.0.2");
-  CHECK(parse_nodes({"--master-addr=localhost"}).nodes.endpoint.host.empty());
-  // A name to ddprun, which the system looks up as 127.0.0.1.
-  CHECK(parse_nodes({"--master-addr=0x7f000001"}).nodes.endpoint.host == "0x7f000001");
-  CHECK(parse_nodes({"--standalone", "--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host.empty());
-}
-
 /// A file of this mode in a folder that is gone with it.
 class TokenFile {
  public:
@@ -295,6 +275,29 @@ class TokenFile {
  private:
   TempDir folder_;
 };
+
+TEST_CASE("one node notes what only several need", "[node_options]") {
+  const TokenFile token("secret");
+  const Options options = parse_nodes({"--local-addr=a", "--rdzv-conf=x=1", "--join-timeout=5",
+                                       "--last-call=5", "--node-timeout=5", token.flag()});
+  REQUIRE(options.notes.size() == 6);
+  CHECK(options.notes[0] == "--local-addr has no effect on a single node");
+  CHECK(options.nodes.token.empty());
+  CHECK_THROWS_AS(parse_nodes({"--token-file=/no/such/file"}), IoError);
+  CHECK_THROWS_AS(parse_nodes({"--token-file=/no/such/file", "--metrics-port=0"}), IoError);
+  CHECK_THROWS_WITH(parse_nodes({"--rdzv-conf=x"}), ContainsSubstring("--rdzv-conf: expected KEY=VALUE"));
+  CHECK(parse_nodes({"--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/x"}).notes.size() == 1);
+}
+
+TEST_CASE("one node keeps the name that the user gave it", "[node_options]") {
+  CHECK(parse_nodes({"--master-addr=127.0.0.2"}).nodes.endpoint.host == "127.0.0.2");
+  CHECK(parse_nodes({"--rdzv-endpoint=127.0.0.2:0"}).nodes.endpoint.host.empty());
+  CHECK(parse_nodes({"--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host == "127.0.0.2");
+  CHECK(parse_nodes({"--master-addr=localhost"}).nodes.endpoint.host.empty());
+  // A name to ddprun, which the system looks up as 127.0.0.1.
+  CHECK(parse_nodes({"--master-addr=0x7f000001"}).nodes.endpoint.host == "0x7f000001");
+  CHECK(parse_nodes({"--standalone", "--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host.empty());
+}
 
 TEST_CASE("the token comes from a file or a variable, without white space around it", "[node_options]") {
   CHECK(parse_dynamic({}).nodes.token.empty());

@@ -273,7 +273,7 @@ TEST_CASE("the others go on when the user ends a node", "[elastic]") {
   CoordinatorRig rig(job(1, 3));
   const auto ids = rig.form({"a", "b", "c"});
   rig.say(ids[2], Leave{SIGTERM});
-  CHECK(rig.last<Stop>(ids[0]).reason == "node c (10.0.0.3) received SIGTERM");
+  CHECK(rig.last<Stop>(ids[0]) == Stop{0, "node c (10.0.0.3) received SIGTERM", false, {}, SIGTERM});
   rig.obey();
   CHECK(rig.last<Start>(ids[0]).world_size == 2);
   CHECK(rig.round_of(ids[2]) == 0);  // nothing was said to it

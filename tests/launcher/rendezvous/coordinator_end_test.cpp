@@ -85,10 +85,12 @@ TEST_CASE("a short node timeout does not keep the coordinator busy", "[coordinat
   CHECK(coordinator.next_tick() == now + 500us);
 }
 
-TEST_CASE("the user's signal on one node ends a job of fixed nodes", "[coordinator]") {
+TEST_CASE("the user's signal on one node ends a job of fixed nodes, and their workers with it",
+          "[coordinator]") {
   TwoNodes rig(3);
   rig.say(rig.b, Leave{SIGINT});
-  for (const auto id : rig.ids) CHECK(rig.last<End>(id) == End{130, "node b (10.0.0.2) received SIGINT"});
+  for (const auto id : rig.ids)
+    CHECK(rig.last<End>(id) == End{130, "node b (10.0.0.2) received SIGINT", false, SIGINT});
 }
 
 TEST_CASE("the user's signal ends a job of fixed nodes also between two rounds", "[coordinator]") {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <deque>
 #include <map>
 #include <set>
@@ -87,7 +88,7 @@ class CoordinatorRig {
   }
 
   bool hand_over(const std::string& id) {
-    const bool goes_on = coordinator_.hand_over(id, 143, "node a received SIGTERM", now_);
+    const bool goes_on = coordinator_.hand_over(id, SIGTERM, "node a received SIGTERM", now_);
     collect();
     return goes_on;
   }

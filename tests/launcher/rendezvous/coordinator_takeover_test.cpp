@@ -335,7 +335,8 @@ TEST_CASE("a coordinator whose node's user ends it hands an elastic job over at 
   REQUIRE(rig.round_of(ids[1]) == 0);
   CHECK(rig.hand_over("a"));
   for (const auto id : ids)
-    CHECK(rig.last<Stop>(id) == Stop{0, "node a received SIGTERM, and another one takes its place"});
+    CHECK(rig.last<Stop>(id) ==
+          Stop{0, "node a received SIGTERM, and another one takes its place", false, {}, SIGTERM});
   rig.obey();
   CHECK_FALSE(rig.hand_over("a"));
   rig.lose(ids[0]);
@@ -401,6 +402,7 @@ TEST_CASE("an elastic job is handed over also to fewer nodes than it needs, and 
   none.pass(200ms);
   REQUIRE(none.ended());
   CHECK(none.ended()->exit_code == 143);
+  CHECK(none.ended()->user_signal == SIGTERM);
 }
 
 TEST_CASE("a handover during the pause before a restart keeps the restart and its pause", "[takeover]") {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include <ddprun/common/error_file.h>
 #include "launcher/rendezvous/admission.h"
 
 namespace ddprun::test {
@@ -235,11 +236,15 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
     const bool unused = ended->exit_code == 0 && !nodes_.at(id).ran;
     promise(end.exit_code == ended->exit_code && (end.reason == ended->reason) != unused,
             "nodes are told different ends");
+    promise(end.user_signal == ended->user_signal, "the workers of one job end with different signals");
   }
   for (const auto& [id, node] : nodes_)
     if (present(id)) expected.insert(id);
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (told.count(id) == 0) expected.erase(id);
+  if (const auto* leave = said<Leave>(cause))
+    promise(ended->exit_code != exit_code_of_signal(leave->signal) || ended->user_signal == leave->signal,
+            "an end that is silent about a user's signal");
   if (said<Leave>(cause) && told.count(sender) == 0) expected.erase(sender);  // it needs not be told
   promise(told == expected, "not all nodes are told the end");
   if (ended->exit_code == 0 && !std::holds_alternative<HostEnds>(cause))

@@ -77,7 +77,9 @@ std::vector<CoordinatorMessage> coordinator_messages() {
           Stop{1, "rank 3 hangs", true},
           Stop{1, "node a leaves", false, Handover{2, 3, 1, 500}},
           End{137, "rank 0 was killed"},
+          Stop{1, "node a leaves", false, {}, 2},
           End{124, "the job timed out", true},
+          End{130, "node a received SIGINT", false, 2},
           Beat{},
           Beat{2147483647, 0}};
 }
@@ -126,7 +128,7 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
     for (const auto& [field, value] : object.items()) {
       const std::set<std::string> may_be_missing = {
           "type",       "node_rank",       "summary_ms", "silent_ms", "dump_stacks", "unknown_ms",
-          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over"};
+          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over", "user_signal"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
@@ -175,7 +177,7 @@ TEST_CASE("a number out of its range is refused", "[message]") {
        1'000'000,
        {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size", "role_world_size"}},
       {1, 65535, {"port", "master_port"}},
-      {1, 64, {"signal"}},
+      {1, 64, {"signal", "user_signal"}},
       {1, 2147483647, {"summary_ms"}},
       {0,
        2147483647,

@@ -1,6 +1,7 @@
 #include "tests/launcher/rendezvous/takeover_simulation.h"
 
 #include <algorithm>
+#include <csignal>
 
 namespace ddprun::test {
 using namespace launcher;
@@ -125,7 +126,7 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
 
 /// Its user ends the coordinator's node.
 void TakeoverSimulation::leave(Host host) {
-  if (!hosts_[host].coordinator->hand_over(id_of(host), 1, "its user ends it", now_)) return;
+  if (!hosts_[host].coordinator->hand_over(id_of(host), SIGTERM, "its user ends it", now_)) return;
   note(host, "hands over");
   hosts_[host].leaves = true;
   deliver(host);
