@@ -175,7 +175,7 @@ TEST_CASE("a run removes what it left half-written, and nothing else", "[run_rec
   {
     TestRun record(dir.path());
     record.save(one_weight_state(1, record.folder().identity()));
-    record.flush();
+    record.finish("{}");
   }
   const std::vector<const char*> ours = {".summary.json.tmp.12", "checkpoints/.last.pt.tmp.34",
                                          ".run.json.tmp.5"};

@@ -272,12 +272,9 @@ TEST_CASE("the best checkpoint of an earlier branch is not removed by a better o
   const TempDir dir;
   const auto first = make_run(dir.path());
   const auto best = dir.path() / "checkpoints/epoch=0-step=10.pt", other = best.parent_path() / "epoch=1.pt";
-  {
-    RunFolder folder(dir.path());
-    save(folder, best.filename(), 10);
-    folder.resume(first, /*is_newest=*/false, kNames);
-  }
-  RunFolder folder(dir.path());  // as after a restart
+  RunFolder folder(dir.path());
+  save(folder, best.filename(), 10);
+  folder.resume(first, /*is_newest=*/false, kNames);
   save(folder, other.filename(), 5, {best});
   CHECK(fs::exists(best));
   CHECK(folder.branch_of(best) == 1);
