@@ -26,7 +26,7 @@ class Loader {
     int ahead = 2;                ///< batches that each thread may be ahead of next()
     bool pin_memory = false;  ///< in page-locked memory, so copies to a GPU can be asynchronous; needs CUDA
     /// Where batches arrive. For a GPU, loader threads send them ahead, raw and from page-locked memory, and
-    /// finish them there on separate streams; next() does not wait for that.
+    /// finish them there on a stream of their own; next() does not wait for that.
     at::Device device = at::kCPU;
   };
 
