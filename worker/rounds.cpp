@@ -21,8 +21,8 @@
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/model_summary.h>
-#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/config/config.h"
+#include "worker/config/kept_checkpoints.h"
 
 namespace ddprun::worker {
 namespace {
@@ -163,7 +163,7 @@ void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
   std::string from;
   std::error_code error;
   if (group.rank() == 0 && std::filesystem::is_directory(resume, error)) {
-    from = train::checkpoint_of(resume, "--resume: ", train::Kept::kNewest).string();
+    from = checkpoint_of(resume, "--resume: ", Kept::kNewest).string();
     if (out.empty() || std::filesystem::equivalent(out, resume, error)) from = "auto";
   }
   from = ddp::broadcast_from_rank_0(group, from);

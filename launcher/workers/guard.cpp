@@ -119,6 +119,7 @@ Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   // ddprun never waits for the guard: if someone freezes it, we lose messages, not the job.
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
   for (const pid_t child : children([](pid_t) { return true; })) earlier_.insert(child);
+  if (!earlier_.empty()) job_of_orphans_ = job_id;
   pid_ = ::fork();
   if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start the guard process");
   if (pid_ == 0) {
@@ -136,7 +137,9 @@ Guard::~Guard() {
 
 bool Guard::is_of_job(pid_t child) const {
   // Each worker has its own session, and nobody can leave it for ours.
-  return child != pid_ && earlier_.count(child) == 0 && ::getsid(child) != ::getsid(0);
+  if (child == pid_ || earlier_.count(child) != 0 || ::getsid(child) == ::getsid(0)) return false;
+  return read_or_empty("/proc/" + std::to_string(child) + "/environ").find(job_of_orphans_) !=
+         std::string::npos;
 }
 
 // EPIPE means that the guard was killed: the parent-death signals remain.

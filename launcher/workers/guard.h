@@ -53,13 +53,15 @@ class Guard {
   void has_ended(pid_t child) { earlier_.erase(child); }
 
   /// True for an orphan of a worker that became ddprun's child; false for the guard, and for processes that
-  /// the shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children.
+  /// the shell started before it became ddprun (`sshd -D & exec ddprun ...`), their children and their
+  /// orphans: if there are such processes, an orphan must have the job's id in its environment.
   bool is_of_job(pid_t child) const;
 
  private:
   UniqueFd pipe_;
   pid_t pid_ = -1;
-  std::set<pid_t> earlier_;  ///< children from before, and those that were set apart
+  std::set<pid_t> earlier_;     ///< children from before, and those that were set apart
+  std::string job_of_orphans_;  ///< the job's id, if there were children before
 };
 
 }  // namespace ddprun::launcher

@@ -8,8 +8,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/train/record/run_report.h>
-#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/commands/flight_report.h"
+#include "worker/config/kept_checkpoints.h"
 
 namespace ddprun::worker {
 
@@ -45,11 +45,11 @@ int run_report_command(int argc, char** argv) {
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   std::vector<std::filesystem::path> folders;
   for (const std::filesystem::path run : runs) {
-    if (train::is_run_folder(run) || !std::filesystem::is_directory(run)) {
+    if (is_run_folder(run) || !std::filesystem::is_directory(run)) {
       folders.push_back(run);
       continue;
     }
-    for (const auto& one : train::runs_in(run))  // without those of an evaluation
+    for (const auto& one : runs_in(run))  // without those of an evaluation
       if (std::filesystem::exists(one / "metrics.csv")) folders.push_back(one);
   }
   if (folders.empty()) throw IoError(runs.front(), "holds no run with metrics.csv");

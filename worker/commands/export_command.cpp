@@ -16,9 +16,9 @@
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/kept_checkpoints.h>
 #include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/state_dict_file.h>
+#include "worker/config/kept_checkpoints.h"
 #include "worker/sam/sam_model.h"
 
 namespace ddprun::worker {
@@ -142,7 +142,7 @@ void write(const ExportFlags& flags, Exported model) {
 int run_export_command(int argc, char** argv) {
   auto flags = parse_export_flags(argc, argv);
   if (!flags) return 0;
-  flags->checkpoint = train::checkpoint_of(flags->checkpoint);
+  flags->checkpoint = checkpoint_of(flags->checkpoint);
   if (std::error_code none; std::filesystem::equivalent(flags->checkpoint, flags->out, none))
     throw UsageError(
         "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +

@@ -24,8 +24,8 @@
 #include <ddprun/image/image_files.h>
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/kept_checkpoints.h>
 #include "worker/commands/commands.h"
+#include "worker/config/kept_checkpoints.h"
 #include "worker/sam/sam_model.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
@@ -179,7 +179,7 @@ struct Prediction {
 /// throws  UsageError for a checkpoint of another task
 Classifier read_classifier(const TaskEntry& task, const PredictFlags& flags) {
   auto data = flags.data;
-  const auto file = train::checkpoint_of(flags.checkpoint, "--checkpoint: ");
+  const auto file = checkpoint_of(flags.checkpoint, "--checkpoint: ");
   if (!serialize::is_safetensors(file))
     if (const auto state = train::read_if_checkpoint(file); state && !state->config_json.empty()) {
       const auto config = ordered_json::parse(state->config_json, nullptr, /*allow_exceptions=*/false);

@@ -12,11 +12,11 @@
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/kept_checkpoints.h>
 #include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/shard_index.h>
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
+#include "worker/config/kept_checkpoints.h"
 
 namespace ddprun::worker {
 namespace {
@@ -51,10 +51,10 @@ std::string or_dash(const std::string& text) { return text.empty() ? "-" : text;
 /// The runs in a folder, one line each.
 void list_runs(const fs::path& folder) {
   std::vector<std::vector<std::string>> rows = {{"FOLDER", "RUN", "BRANCH", "EPOCH", "STEP", "BEST", "SIZE"}};
-  for (const auto& path : train::runs_in(folder)) try {
+  for (const auto& path : runs_in(folder)) try {
       const RunFolder run(path);
       const auto states = state_files(run);
-      const auto best = train::best_checkpoints(states);
+      const auto best = best_checkpoints(states);
       const auto& [id, branch] = run.identity();
       if (id.empty() && states.empty() && !fs::exists(path / "metrics.csv")) continue;  // of an evaluation
       const bool any = !states.empty() && states.front().problem.empty();
@@ -73,7 +73,7 @@ void list_runs(const fs::path& folder) {
 void list_states(const fs::path& path) {
   const RunFolder run(path);
   const auto states = state_files(run);
-  const auto best = train::best_checkpoints(states);
+  const auto best = best_checkpoints(states);
   const auto& [id, branch] = run.identity();
   std::cout << "run " << or_dash(id) << ", branch " << branch << ", " << size_text(size_of(path)) << " in "
             << one_line(path.string()) << "\n";
@@ -129,7 +129,7 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
     before = now;
   }
   if (rule.best > 0)
-    for (const auto& [name, score] : train::best_checkpoints(states).scores)
+    for (const auto& [name, score] : best_checkpoints(states).scores)
       if (best < rule.best && keep(name)) ++best;
   std::vector<fs::path> doomed;
   for (const auto& state : states)
@@ -149,8 +149,7 @@ int run_runs_command(int argc, char** argv) {
   command.settings = {settings::help_flag(),
                       settings::list("folders", folders, "a run, or a folder of runs").not_a_flag()};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
-  for (const fs::path folder : folders)
-    train::is_run_folder(folder) ? list_states(folder) : list_runs(folder);
+  for (const fs::path folder : folders) is_run_folder(folder) ? list_states(folder) : list_runs(folder);
   return 0;
 }
 

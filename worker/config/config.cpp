@@ -16,7 +16,7 @@
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
-#include <ddprun/train/state/kept_checkpoints.h>
+#include "worker/config/kept_checkpoints.h"
 
 namespace ddprun::worker {
 namespace {
@@ -246,7 +246,7 @@ constexpr std::array kOfTheModel = {"architecture", "image-size", "stem",
 void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task,
                          const Command& command) {
   const std::filesystem::path run = values.text(flag), file = run / "config.toml";
-  const auto weights = train::checkpoint_of(run, "--" + flag + ": ");
+  const auto weights = checkpoint_of(run, "--" + flag + ": ");
   if (weights == run) return;
   Config plain;  // with the task's defaults
   plain.task = task.name;

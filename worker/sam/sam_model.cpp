@@ -19,7 +19,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/train/model/parallel_model.h>
-#include <ddprun/train/state/kept_checkpoints.h>
+#include "worker/config/kept_checkpoints.h"
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/tasks/registry.h"
 
@@ -218,8 +218,8 @@ Sam read_trained_sam(const fs::path& checkpoint) {
 
 Sam read_sam(const std::filesystem::path& path) {
   std::error_code unknown;
-  if (train::is_run_folder(path) && !fs::exists(path / "config.json", unknown))
-    return read_trained_sam(train::checkpoint_of(path, "--checkpoint: "));
+  if (worker::is_run_folder(path) && !fs::exists(path / "config.json", unknown))
+    return read_trained_sam(worker::checkpoint_of(path, "--checkpoint: "));
   const auto weights = find_weights(path), config = weights.parent_path() / "config.json";
   if (!fs::exists(config, unknown))
     throw IoError(config,

@@ -38,13 +38,6 @@ bool is_result(const fs::path& file) {
   return file.stem() == "metrics" || file.stem() == "summary" || is_checkpoint_name(file);
 }
 
-/// The id in a list; empty: there is none that can be read.
-std::string run_in(const fs::path& list) try {
-  return nlohmann::json::parse(read_file(list)).at("run");
-} catch (const std::exception&) {
-  return "";
-}
-
 /// Not one that leads out of the folder: the list may have been edited.
 bool is_inside(const std::string& name) {
   const fs::path path(name);
@@ -424,7 +417,8 @@ void RunFolder::remove_unused_shards() try {
 
 /// The lock went with the folder, if that was moved away, and another run may have made this one.
 void RunFolder::check_still_here() const {
-  if (const auto run = run_in(folder_ / kList); !run.empty() && !on_disk_.empty() && run != on_disk_)
+  if (on_disk_.empty()) return;
+  if (const auto run = RunFolder(folder_).identity_.run; !run.empty() && run != on_disk_)
     throw IoError(folder_, "is the folder of another run, " + run + ": that of this one, " + on_disk_ +
                                ", was moved away while it trained");
 }

@@ -1,4 +1,4 @@
-#include <ddprun/train/state/kept_checkpoints.h>
+#include "worker/config/kept_checkpoints.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 
-namespace ddprun::train {
+namespace ddprun::worker {
 
 namespace fs = std::filesystem;
 
@@ -33,18 +33,18 @@ std::vector<fs::path> runs_in(const fs::path& folder) {
   return runs;
 }
 
-BestCheckpoints best_checkpoints(const std::vector<StateFile>& states) {
+BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
   BestCheckpoints best;
   const auto newest = std::ranges::find_if(states, [](const auto& file) { return file.problem.empty(); });
   if (newest == states.end()) return best;
-  const auto state = to_training_state(
+  const auto state = train::to_training_state(
       serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
   for (const auto& [name, value] : state.callbacks) {
     if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
-    const DictReader policy(value, name);
+    const train::DictReader policy(value, name);
     if (policy.has("monitor")) best.monitor = policy.text("monitor");
     const auto models = policy.dict("best_k_models");
-    const DictReader scores(models, "best_k_models");
+    const train::DictReader scores(models, "best_k_models");
     for (const auto& item : models)
       best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
                                scores.number(item.key().toStringRef()));
@@ -62,8 +62,8 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
   if (!fs::is_directory(path, error)) return path;
   if (!is_run_folder(path))
     throw IoError(path, "is a folder, but not of a run; expected a file or a run's folder");
-  const auto states = state_files(RunFolder(path));
-  const auto found = [&](const StateFile& file, const std::string& why) {
+  const auto states = train::state_files(train::RunFolder(path));
+  const auto found = [&](const train::StateFile& file, const std::string& why) {
     if (process_env("RANK").value_or("0") == "0")
       log_info(flag + one_line(file.path.string()) + ", " + why + " of this run");
     return file.path;
@@ -81,4 +81,4 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
                                      : "has no checkpoint that can be read: " + states.front().problem);
 }
 
-}  // namespace ddprun::train
+}  // namespace ddprun::worker

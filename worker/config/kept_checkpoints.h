@@ -6,7 +6,7 @@
 
 #include <ddprun/train/state/checkpoint.h>
 
-namespace ddprun::train {
+namespace ddprun::worker {
 
 /// Whether it is a run's folder: it has run.json, metrics.csv or checkpoints/.
 bool is_run_folder(const std::filesystem::path& folder);
@@ -19,7 +19,7 @@ struct BestCheckpoints {
   std::string monitor;
   std::vector<std::pair<std::string, double>> scores;  ///< by file name, the best one first
 };
-BestCheckpoints best_checkpoints(const std::vector<StateFile>& states);
+BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states);
 
 enum class Kept { kBest, kNewest };
 
@@ -31,4 +31,4 @@ enum class Kept { kBest, kNewest };
 std::filesystem::path checkpoint_of(const std::filesystem::path& path, const std::string& flag = "",
                                     Kept kept = Kept::kBest);
 
-}  // namespace ddprun::train
+}  // namespace ddprun::worker
