@@ -305,7 +305,7 @@ TEST_CASE("data is a name, a folder or nothing", "[locate]") {
                         ContainsSubstring("; scripts/get_data.sh two fetches it"));
   const auto given = folders.own.path().string();
   CHECK(find_data(given, {"one", "two"}) == given);
-  for (const std::string none : {"none", "./none", "/no/such/folder"})
+  for (const std::string none : {"nothing", "./none", "/no/such/folder"})
     CHECK_THROWS_WITH(find_data(none, {"one", "two"}),
                       "--data: expected a folder or one of the names one, two, got '" + none + "'");
   const auto two = folders.make_cached("two");

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -36,6 +37,13 @@ bool is_checkpoint(const std::string& name) { return name.starts_with("checkpoin
 /// What a later branch may not replace without a copy.
 bool is_result(const fs::path& file) {
   return file.stem() == "metrics" || file.stem() == "summary" || is_checkpoint_name(file);
+}
+
+/// Its device and inode; 0 if it is not there.
+std::pair<dev_t, ino_t> place_of(const fs::path& folder) {
+  struct stat found {};
+  return ::stat(folder.c_str(), &found) == 0 ? std::pair(found.st_dev, found.st_ino)
+                                             : std::pair<dev_t, ino_t>();
 }
 
 /// Not one that leads out of the folder: the list may have been edited.
@@ -92,7 +100,7 @@ void move_file(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
+RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)), place_(place_of(folder_)) {
   const auto list = folder_ / kList;
   if (!is_there(list)) return;
   bool known = true;
@@ -115,7 +123,6 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
   } catch (const nlohmann::json::exception&) {
     known = false;
   }
-  on_disk_ = identity_.run;
   if (!known)
     throw IoError(list,
                   "is not the list of a run's files; if you delete it, no file here counts as the run's");
@@ -338,6 +345,7 @@ void RunFolder::restore_metrics(std::int64_t branch) {
 
 /// On a full disk it is written with the next change; the run goes on.
 void RunFolder::save() {
+  check_still_here();
   auto json = nlohmann::ordered_json{{"run", identity_.run}, {"files", files_}};
   if (!replaced_.empty()) json["replaced"] = replaced_;
   if (!writing_.empty()) json["writing"] = writing_;
@@ -347,7 +355,6 @@ void RunFolder::save() {
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     write_file_atomic(folder_ / kList, text);
-    on_disk_ = identity_.run;
     unsaved_ = false;
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
@@ -417,10 +424,9 @@ void RunFolder::remove_unused_shards() try {
 
 /// The lock went with the folder, if that was moved away, and another run may have made this one.
 void RunFolder::check_still_here() const {
-  if (on_disk_.empty()) return;
-  if (const auto run = RunFolder(folder_).identity_.run; !run.empty() && run != on_disk_)
-    throw IoError(folder_, "is the folder of another run, " + run + ": that of this one, " + on_disk_ +
-                               ", was moved away while it trained");
+  const auto now = place_of(folder_), none = std::pair<dev_t, ino_t>();
+  if (place_ != none && now != none && now != place_)
+    throw IoError(folder_, "is another folder than this run's, which was moved away while it trained");
 }
 
 void RunFolder::make_way(const fs::path& checkpoint) {

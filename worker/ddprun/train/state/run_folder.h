@@ -1,11 +1,14 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddprun::train {
@@ -70,9 +73,8 @@ class RunFolder {
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
 
-  /// Before the file is written: lists it. throws  also if it exists and is not listed, or the folder is
-  /// another run's by now. Of metrics, a summary
-  /// or weights of an earlier branch, keeps a copy: metrics-branch=1.csv.
+  /// Before the file is written: lists it. Of metrics, a summary or weights of an earlier branch, keeps a
+  /// copy: metrics-branch=1.csv. throws  also if it exists and is not listed, or the folder was moved away
   void claim(const std::filesystem::path& file);
   /// The same for all that is in a folder of files whose names are known only once they are written: before,
   /// and after that.
@@ -119,9 +121,9 @@ class RunFolder {
   void remove_all();
 
   const std::filesystem::path folder_;
+  const std::pair<dev_t, ino_t> place_;  // its device and inode when this was made, or 0
   mutable std::mutex mutex_;
   RunIdentity identity_;
-  std::string on_disk_;  // the run in the list
   std::map<std::string, std::int64_t> files_;
   std::set<std::string> foreign_;  // checkpoints
   std::vector<std::string> replaced_;

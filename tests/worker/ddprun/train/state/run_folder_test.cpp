@@ -282,19 +282,24 @@ TEST_CASE("the best checkpoint of an earlier branch is not removed by a better o
   CHECK_FALSE(fs::exists(other));
 }
 
-TEST_CASE("a run whose folder was moved away does not write into the one that another run has made there",
+TEST_CASE("a run whose folder was moved away does not write into what another run has at its place",
           "[run_folder]") {
   const TempDir dir;
-  const auto path = dir.path() / "run", last = path / "checkpoints/last.pt";
+  const auto path = dir.path() / "run", elsewhere = dir.path() / "elsewhere",
+             last = path / "checkpoints/last.pt";
   make_run(path);
   RunFolder moved(path);
-  fs::rename(path, dir.path() / "elsewhere");
-  const auto other = make_run(path);
-  CHECK_THROWS_WITH(save(moved, "last.pt", 20),
-                    ContainsSubstring("is the folder of another run, " + other.run));
+  fs::rename(path, elsewhere);
+  if (GENERATE(true, false))
+    make_run(path);
+  else
+    fs::copy(elsewhere, path, fs::copy_options::recursive);  // of the same run
+  const auto before = read_file(last), list = read_file(path / "run.json");
+  CHECK_THROWS_WITH(save(moved, "last.pt", 20), ContainsSubstring("was moved away while it trained"));
   CHECK_THROWS_WITH(moved.claim(path / "summary.json"), ContainsSubstring("was moved away while it trained"));
-  CHECK(read_checkpoint(last).identity == other);
-  RunFolder(path).begin(kNames);  // a new run in its place is no such thing
+  CHECK_THROWS_AS(moved.end_within(""), IoError);
+  CHECK(read_file(last) == before);
+  CHECK(read_file(path / "run.json") == list);
 }
 
 TEST_CASE("without its list a branch keeps the weights and the summary of the one before", "[run_folder]") {
