@@ -57,20 +57,18 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
                                          ", got ", c10::Join(", ", ranks)));
 }
 
-/// A lost rank's replacement is not to be kept waiting, but for a long barrier of many ranks it would be
-/// much.
-constexpr std::chrono::milliseconds kPollAtLeastEvery{10}, kPollInBarrierEvery{100};
+constexpr std::chrono::milliseconds kPollAtLeastEvery{10}, kLookInBarrierEvery{250};
 
 /// Calls it until it returns true or the time is up. False if it never did.
-/// throws  RoundOver once give_up(), if there is one, returns true
+/// throws  RoundOver once give_up() returns true
 bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds timeout,
                  const std::function<bool()>& is_done) {
   const auto begin = std::chrono::steady_clock::now();
   for (std::chrono::nanoseconds waited{0}; waited < timeout;
        waited = std::chrono::steady_clock::now() - begin) {
-    if (give_up && give_up()) throw RoundOver();
+    if (give_up()) throw RoundOver();
     if (is_done()) return true;
-    std::this_thread::sleep_for(pause_after(waited, give_up ? kPollAtLeastEvery : kPollInBarrierEvery));
+    std::this_thread::sleep_for(pause_after(waited, kPollAtLeastEvery));
   }
   return false;
 }
@@ -132,19 +130,25 @@ class StoreBarrier {
   /// False if there is none in time, or once is_in_vain() is true.
   bool wait_for_verdict(std::chrono::milliseconds timeout, const std::function<bool()>& give_up,
                         const std::function<bool()>& is_in_vain) {
-    if (give_up || is_in_vain) {
+    const auto is_over = [&] { return is_in_vain && is_in_vain(); };
+    if (give_up) {
       bool given = false;
-      const auto is_over = [&] {
-        return (given = store_->check({keys_ + "verdict"})) || (is_in_vain && is_in_vain());
-      };
-      return wait_unless(give_up, timeout, is_over) && given;
+      const auto is_done = [&] { return (given = store_->check({keys_ + "verdict"})) || is_over(); };
+      return wait_unless(give_up, timeout, is_done) && given;
     }
-    try {
-      store_->wait({keys_ + "verdict"}, timeout);
-      return true;
-    } catch (const c10::DistStoreError&) {
-      return false;
-    }
+    // The store tells at once: rank 0, which has it, may end as soon as it has left the barrier itself.
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    do {
+      const auto rest =
+          std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      try {
+        store_->wait({keys_ + "verdict"},
+                     std::clamp(rest, std::chrono::milliseconds(1), kLookInBarrierEvery));
+        return true;
+      } catch (const c10::DistStoreError&) {
+      }
+    } while (!is_over() && std::chrono::steady_clock::now() < until);
+    return false;
   }
 
   void give_verdict(const std::string& verdict) {
