@@ -138,8 +138,9 @@ Guard::~Guard() {
 bool Guard::is_of_job(pid_t child) const {
   // Each worker has its own session, and nobody can leave it for ours.
   if (child == pid_ || earlier_.count(child) != 0 || ::getsid(child) == ::getsid(0)) return false;
-  return read_or_empty("/proc/" + std::to_string(child) + "/environ").find(job_of_orphans_) !=
-         std::string::npos;
+  return job_of_orphans_.empty() ||
+         read_or_empty("/proc/" + std::to_string(child) + "/environ").find(job_of_orphans_) !=
+             std::string::npos;
 }
 
 // EPIPE means that the guard was killed: the parent-death signals remain.

@@ -17,8 +17,7 @@ namespace ddprun::train {
 class RunEvaluation {
  public:
   /// leave  asked after each batch that every rank has, until evaluate_at_end(); true, on all ranks, leaves
-  /// the
-  ///        evaluation
+  ///        the evaluation
   RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log,
                 std::function<bool()> leave);
 
