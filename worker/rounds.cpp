@@ -21,6 +21,7 @@
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/model_summary.h>
+#include <ddprun/train/state/run_folder.h>
 #include "worker/config/config.h"
 #include "worker/config/kept_checkpoints.h"
 
@@ -163,8 +164,10 @@ void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
   std::string from;
   std::error_code error;
   if (group.rank() == 0 && std::filesystem::is_directory(resume, error)) {
-    from = checkpoint_of(resume, "--resume: ", Kept::kNewest).string();
-    if (out.empty() || std::filesystem::equivalent(out, resume, error)) from = "auto";
+    const bool same = out.empty() || std::filesystem::equivalent(out, resume, error);
+    if (!same || train::RunFolder(resume).identity().run.empty())
+      from = checkpoint_of(resume, "--resume: ", Kept::kNewest).string();
+    if (same) from = "auto";  // which also finds that the run has ended, or has no checkpoint yet
   }
   from = ddp::broadcast_from_rank_0(group, from);
   if (from.empty()) return;

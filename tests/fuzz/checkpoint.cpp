@@ -122,7 +122,7 @@ void load(const TrainingState& state, const char* name, Callback& callback) try 
 void use(const TrainingState& state) {
   auto policy = new_policy();
   load(state, "ModelCheckpoint", policy);
-  policy.forget_missing();
+  policy.forget_unless([](const auto&) { return false; });
   policy.plan({{"loss", 0.25}}, 2, 9, CheckpointPolicy::Occasion::kValidation);
   EarlyStopping stopping({.monitor = "loss"});
   load(state, "EarlyStopping", stopping);

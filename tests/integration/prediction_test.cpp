@@ -1,7 +1,10 @@
 // worker TASK --predict: against what --eval finds, and against Python.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <list>
 #include <nlohmann/json.hpp>
 
 #include <ddprun/data/dataset_files.h>
@@ -145,6 +148,55 @@ TEST_CASE("linear's predicted probabilities are the sigmoid of the row's score",
   CHECK(predictions[0]["classes"][0]["class"] == "1");
   CHECK(predictions[1]["classes"][0]["class"] == "0");
   CHECK_THAT(child.out(), ContainsSubstring("bare.csv row 2      0      92.4 %"));
+}
+
+TEST_CASE("predictions of the same second have folders of their own", "[predict]") {
+  const TempDir dir;
+  serialize::write_safetensors(dir.path() / "model.safetensors",
+                               {{"weight", torch::tensor({{2.0f, -1.0f}})}, {"bias", torch::tensor({0.5f})}});
+  std::ofstream(dir.path() / "rows.csv") << "1,0\n";
+  Command command;
+  command.argv = {worker_program(), "linear", "--predict", "rows.csv", "--checkpoint", "model.safetensors"};
+  command.in_child = [&dir] {
+    if (::chdir(dir.path().c_str()) != 0) ::_exit(122);
+  };
+  std::list<Child> children;
+  for (int i = 0; i < 6; ++i) children.emplace_back(command);
+  for (auto& child : children) CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  int folders = 0;
+  for (const auto& entry : fs::directory_iterator(dir.path() / "predictions"))
+    folders += fs::exists(entry.path() / "predictions.json") ? 1 : 0;
+  CHECK(folders == 6);
+}
+
+TEST_CASE("an overwriting prediction removes the files of the earlier one, and nobody else's", "[predict]") {
+  const TempDir dir;
+  serialize::write_safetensors(dir.path() / "model.safetensors",
+                               {{"weight", torch::tensor({{2.0f, -1.0f}})}, {"bias", torch::tensor({0.5f})}});
+  std::ofstream(dir.path() / "rows.csv") << "1,0\n";
+  const auto out = dir.path() / "out";
+  fs::create_directories(out / "pictures");
+  const auto predict = [&] {
+    auto child =
+        run_worker({"linear", "--predict", (dir.path() / "rows.csv").string(), "--checkpoint",
+                    (dir.path() / "model.safetensors").string(), "--overwrite", "--out", out.string()});
+    const auto status = child.wait(kTraining);
+    return std::pair(status, child.err());
+  };
+  std::ofstream(out / "predictions.json") << "mine";
+  CHECK(predict().first == ExitStatus::exited(2));
+  CHECK(read_file(out / "predictions.json") == "mine");
+  std::ofstream(out / "predictions.json") << R"({"predictions": [{"picture": "there/cat.jpg"}]})";
+  std::ofstream(out / "pictures/1_cat.png") << "earlier";
+  std::ofstream(out / "pictures/1_mine.png") << "mine";
+  const auto refused = predict();
+  CHECK(refused.first == ExitStatus::exited(2));
+  CHECK_THAT(refused.second, ContainsSubstring("1_mine.png is not of an earlier prediction"));
+  CHECK(fs::exists(out / "pictures/1_cat.png"));
+  fs::remove(out / "pictures/1_mine.png");
+  CHECK(predict().first == ExitStatus::exited(0));
+  CHECK_FALSE(fs::exists(out / "pictures/1_cat.png"));
+  CHECK(predictions_in(out).size() == 1);
 }
 
 TEST_CASE("a mistake in --predict is one line that names the file or the flag", "[predict]") {

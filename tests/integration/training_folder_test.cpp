@@ -1,6 +1,7 @@
 // A run's folder: who may resume in it, and what is never deleted.
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -202,7 +203,7 @@ TEST_CASE("a finished run without checkpoints is not replaced by --resume auto",
   };
   toy("3", {"--no-save-last"});
   const auto weights = read_file(out / "checkpoint.pt");
-  toy("1", {"--resume=auto", "--lr=0.5"});
+  toy("1", {"--resume=auto", "--lr=0.005"});
   CHECK(read_file(out / "replaced-earlier/checkpoint.pt") == weights);
   CHECK(fs::exists(out / "checkpoints/last.pt"));
 }
@@ -243,6 +244,9 @@ TEST_CASE("a checkpoint's name that run.json cannot hold is refused", "[training
   const auto ended = end_of(linear(dir.path() / "run", {"--checkpoint-name=\xff-{epoch}"}));
   CHECK(ended.status == ExitStatus::exited(2));
   CHECK_THAT(ended.err, ContainsSubstring("--checkpoint-name: expected a name in UTF-8"));
+  const auto too_long = end_of(linear(dir.path() / "run", {"--checkpoint-name=" + std::string(245, 'x')}));
+  CHECK(too_long.status == ExitStatus::exited(2));
+  CHECK_THAT(too_long.err, ContainsSubstring("--checkpoint-name") && ContainsSubstring("at most 200 bytes"));
 }
 
 TEST_CASE("a resume is not advised where it was asked for", "[training][run_folder]") {
@@ -344,6 +348,28 @@ TEST_CASE("a copy of a run that has gone on is another branch", "[training][run_
   CHECK(read_file(other / "checkpoints/last-branch=1.pt") == trained);
 }
 
+TEST_CASE("a checkpoint of a copy of the run does not bring the best one that the copy has here",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto one = dir.path() / "one", other = dir.path() / "other";
+  const auto with = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--val-split=0.25", "--save-top-k=1"});
+    return more;
+  };
+  require_success(linear(one, with({"--epochs=1", "--lr=0.01"})));
+  fs::copy(one, other, fs::copy_options::recursive);
+  require_success(linear(one, with({"--epochs=3", "--resume=auto"})));
+  require_success(linear(other, with({"--epochs=3", "--resume=auto", "--lr=0.001"})));
+  const auto here = read_summary(other)["best_checkpoint"].get<std::string>();
+  REQUIRE(fs::path(here).filename() ==
+          fs::path(read_summary(one)["best_checkpoint"].get<std::string>()).filename());
+  const auto last = (one / "checkpoints/last.pt").string();
+  const auto ended = end_of(linear(other, with({"--epochs=4", "--lr=20", "--resume=" + last})));
+  REQUIRE(ended.status == ExitStatus::exited(0));
+  CHECK_THAT(ended.err, ContainsSubstring(last + ": is not in " + (other / "checkpoints").string()));
+  CHECK(read_summary(other)["best_checkpoint"] != here);
+}
+
 TEST_CASE("what an --overwrite replaced that was interrupted stays after --resume auto",
           "[training][run_folder]") {
   const TempDir dir;
@@ -351,6 +377,8 @@ TEST_CASE("what an --overwrite replaced that was interrupted stays after --resum
   require_success(linear(out, {"--epochs=1"}));
   const auto last = read_file(out / "checkpoints/last.pt");
   CHECK(end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"})).status != ExitStatus::exited(0));
+  CHECK_THAT(end_of(worker({"export", out.string(), (dir.path() / "model.pt").string()})).err,
+             ContainsSubstring("has no checkpoint; the run that --overwrite replaced is in"));
   require_success(linear(out, {"--epochs=1", "--resume=auto"}));
   fs::path replaced;
   for (const auto& entry : fs::directory_iterator(out))
@@ -535,6 +563,78 @@ TEST_CASE("prune keeps what it cannot read, and counts only what it can", "[trai
   require_success(
       linear(out, {"--epochs=4", "--val-split=0.25", "--resume=auto", sharded ? "--fsdp" : "--fsdp=false"},
              sharded ? 2 : 0));
+}
+
+TEST_CASE("another run's checkpoint is not the best of this one for any command", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", other = dir.path() / "other", model = dir.path() / "model.pt";
+  const std::vector<std::string> flags = {"--epochs=4", "--val-split=0.25", "--save-top-k=2", "--lr=0.01"};
+  require_success(linear(out, flags));
+  require_success(linear(other, {"--epochs=1", "--lr=3"}));
+  const fs::path best = read_summary(out)["best_checkpoint"].get<std::string>();
+  fs::path second;
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    if (entry.path() != best && entry.path().filename() != "last.pt") second = entry.path();
+  REQUIRE(!second.empty());
+  fs::copy_file(other / "checkpoints/last.pt", best, fs::copy_options::overwrite_existing);
+  const auto evaluated = end_of(worker({"linear", "--eval=" + out.string(), "--out=" + model.string()}));
+  CAPTURE(evaluated.err);
+  CHECK_THAT(evaluated.err, ContainsSubstring(second.string() + ", the best checkpoint (val_loss"));
+  const auto pruned = end_of(worker({"prune", out.string(), "--keep-best=1"}));
+  CAPTURE(pruned.out);
+  CHECK(pruned.status == ExitStatus::exited(0));
+  CHECK(fs::exists(second));
+}
+
+TEST_CASE("a run's folder stands for its newest branch or for nothing", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", checkpoints = out / "checkpoints";
+  const std::vector<std::string> flags = {"--val-split=0.25", "--save-top-k=1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), flags.begin(), flags.end());
+    return more;
+  };
+  require_success(linear(out, with({"--epochs=1"})));
+  fs::copy_file(checkpoints / "last.pt", dir.path() / "middle.pt");
+  require_success(linear(out, with({"--epochs=2", "--resume=auto"})));
+  const auto before = files_in(checkpoints);
+  require_success(linear(out, with({"--epochs=3", "--resume=" + (dir.path() / "middle.pt").string()})));
+  const bool removes = GENERATE(true, false);
+  for (const auto& [name, bytes] : files_in(checkpoints)) {
+    if (name != "last.pt" && (before.contains(name) || name == "last-branch=1.pt")) continue;
+    if (removes)
+      fs::remove(checkpoints / name);
+    else
+      fs::resize_file(checkpoints / name, 1000);
+  }
+  const auto new_folder = "--out=" + (dir.path() / "new").string();
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"linear", "--eval=" + out.string(), new_folder},
+           {"linear", "--resume=" + out.string(), new_folder, "--epochs=5"},
+           {"linear", "--init-weights=" + out.string(), new_folder},
+           {"export", out.string(), (dir.path() / "weights.pt").string()}}) {
+    const auto ended = end_of(worker(words));
+    CAPTURE(words, ended.out, ended.err);
+    CHECK(ended.status == ExitStatus::exited(1));
+    CHECK_THAT(ended.err, ContainsSubstring(checkpoints.string() + "/"));
+  }
+  CHECK_FALSE(fs::exists(dir.path() / "weights.pt"));
+}
+
+TEST_CASE("a run without any checkpoint is resumed by its folder as by --resume auto",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1", "--no-save-last", "--save-top-k=0"}));
+  if (GENERATE(false, true)) {  // which nobody writes to
+    fs::remove(out / "summary.json");
+    REQUIRE(::mkfifo((out / "summary.json").c_str(), 0600) == 0);
+  }
+  auto again = linear("", {"--epochs=1", "--no-save-last", "--save-top-k=0", "--resume=" + out.string()});
+  std::erase(again.argv, "--out=");
+  const auto ended = end_of(again);
+  CAPTURE(ended.out, ended.err);
+  CHECK(ended.status == ExitStatus::exited(0));
 }
 
 TEST_CASE("prune waits for nobody, and reads nothing of a run that is in use", "[training][run_folder]") {

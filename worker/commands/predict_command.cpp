@@ -4,11 +4,11 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -23,8 +23,10 @@
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/image/image_files.h>
 #include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/checkpoint.h>
 #include "worker/commands/commands.h"
+#include "worker/config/config.h"
 #include "worker/config/kept_checkpoints.h"
 #include "worker/sam/sam_model.h"
 #include "worker/tasks/class_samples.h"
@@ -212,11 +214,17 @@ const std::string& best_class(const Classifier& model, const Prediction& predict
   return model.classes.at(static_cast<std::size_t>(prediction.classes.front().first));
 }
 
+/// Of the i-th of so many pictures, with its class: "pictures/07_cat.png"
+fs::path picture_name(std::size_t i, std::size_t count, const fs::path& file) {
+  auto number = std::to_string(i + 1);
+  number.insert(0, std::to_string(count).size() - number.size(), '0');
+  return fs::path("pictures") / (number + "_" + file.stem().string() + ".png");
+}
+
 /// Predicts batch after batch; of a picture, also writes it with its class.
 std::vector<Prediction> predict_pictures(const Classifier& model, const PredictFlags& flags,
                                          at::Device device) {
   const auto files = pictures_in(flags.files);
-  const auto digits = std::to_string(files.size()).size();
   std::vector<Prediction> all;
   while (all.size() < files.size()) {
     const auto first = all.size();
@@ -232,9 +240,7 @@ std::vector<Prediction> predict_pictures(const Classifier& model, const PredictF
     predict_batch(model, torch::stack(inputs), device, all, first);
     for (std::size_t i = first; i < all.size(); ++i) {
       const auto label = best_class(model, all[i]) + " " + percent(all[i].classes.front().second);
-      auto number = std::to_string(i + 1);
-      number.insert(0, digits - number.size(), '0');
-      image::write_png(flags.out / "pictures" / (number + "_" + files[i].stem().string() + ".png"),
+      image::write_png(flags.out / picture_name(i, files.size(), files[i]),
                        image::with_label(pictures[i - first], label));
     }
   }
@@ -293,14 +299,40 @@ std::string to_json(const std::string& task, const PredictFlags& flags, const Cl
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-/// Called before the model is read. throws  UsageError for a folder that holds something; IoError
-void make_predictions_folder(const std::string& task, bool pictures, PredictFlags& flags) {
-  if (flags.out.empty())
-    flags.out = fs::path("predictions") / (task + "-" + utc_text(std::time(nullptr), "%Y%m%dT%H%M%SZ"));
+/// Removes the files of the prediction in this folder. throws  UsageError if it holds anything else; IoError
+void remove_predictions(const fs::path& folder) {
+  const auto list = folder / "predictions.json";
+  const auto json = ordered_json::parse(train::text_if_any(list), nullptr, /*allow_exceptions=*/false);
+  const auto found = json.is_object() ? json.value("predictions", ordered_json()) : ordered_json();
+  if (!found.is_array())
+    throw UsageError(
+        "--overwrite: expected a folder with the predictions.json of an earlier prediction, got " +
+        single_quoted(folder.string()));
+  std::set<fs::path> own;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (found[i].is_object() && found[i].contains("picture") && found[i]["picture"].is_string())
+      own.insert(folder / picture_name(i, found.size(), found[i]["picture"].get<std::string>()));
   std::error_code error;
-  if (!flags.overwrite && fs::exists(flags.out, error) && !fs::is_empty(flags.out, error))
-    throw UsageError("--out: expected a new or empty folder, or --overwrite too, got " +
-                     single_quoted(flags.out.string()));
+  for (const auto& in : {folder, folder / "pictures"})
+    for (const auto& entry : fs::directory_iterator(in, error))
+      if (const auto& file = entry.path(); file != list && file != folder / "pictures" && !own.contains(file))
+        throw UsageError("--overwrite: " + file.string() +
+                         " is not of an earlier prediction; move it, or use another --out");
+  for (const auto& file : own)
+    if (!fs::remove(file, error) && error) throw IoError(file, "cannot be replaced", error.value());
+}
+
+/// Called once the model is read. throws  UsageError for a folder that holds something; IoError
+void make_predictions_folder(const std::string& task, bool pictures, PredictFlags& flags) {
+  std::error_code error;
+  if (flags.out.empty()) {
+    flags.out = make_new_folder("predictions", task);
+  } else if (fs::exists(flags.out, error) && !fs::is_empty(flags.out, error)) {
+    if (!flags.overwrite)
+      throw UsageError("--out: expected a new or empty folder, or --overwrite too, got " +
+                       single_quoted(flags.out.string()));
+    remove_predictions(flags.out);
+  }
   fs::create_directories(pictures ? flags.out / "pictures" : flags.out, error);
   if (error) throw IoError(flags.out, "cannot be created", error.value());
 }

@@ -167,6 +167,9 @@ struct ResumedConfig {
 /// throws  UsageError for another optimizer, or settings that exclude each other
 ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json, const TaskEntry& task);
 
+/// Makes a folder PARENT/<task>-<UTC time> that no other process has. throws IoError
+std::filesystem::path make_new_folder(const std::filesystem::path& parent, const std::string& task);
+
 /// Makes and locks the run folder, with checkpoints/ (rank 0 only). An empty path stands for
 /// runs/<task>-<UTC time>.
 ///

@@ -48,6 +48,11 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
     for (const auto& item : models)
       best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
                                scores.number(item.key().toStringRef()));
+    std::erase_if(best.scores, [&](const auto& each) {
+      const auto file = std::ranges::find(states, each.first,
+                                          [](const auto& kept) { return kept.path.filename().string(); });
+      return file == states.end() || !file->leads_to(newest->identity, newest->step);
+    });
     const auto first = fs::path(policy.text("best_model_path")).filename().string();
     const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
     if (top == best.scores.end()) continue;
@@ -62,23 +67,39 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
   if (!fs::is_directory(path, error)) return path;
   if (!is_run_folder(path))
     throw IoError(path, "is a folder, but not of a run; expected a file or a run's folder");
-  const auto states = train::state_files(train::RunFolder(path));
-  const auto found = [&](const train::StateFile& file, const std::string& why) {
-    if (process_env("RANK").value_or("0") == "0")
-      log_info(flag + one_line(file.path.string()) + ", " + why + " of this run");
-    return file.path;
+  const train::RunFolder run(path);
+  const bool logs = process_env("RANK").value_or("0") == "0";
+  const auto found = [&](const fs::path& file, const std::string& why,
+                         const std::vector<std::string>& skipped) {
+    for (const auto& line : skipped)
+      if (logs) log_warning(line);
+    if (logs) log_info(flag + one_line(file.string()) + ", " + why + " of this run");
+    return file;
   };
-  if (kept == Kept::kBest) {
-    const auto best = best_checkpoints(states);
-    for (const auto& [name, score] : best.scores)
-      for (const auto& file : states)
-        if (file.problem.empty() && file.path.filename() == name)
-          return found(file, "the best checkpoint (" + best.monitor + formatted(" %.4g)", score));
+  if (kept == Kept::kNewest) {  // with shards, which may be on other nodes, that one is checked later
+    const auto newest = train::find_resume(path, [](const auto&, const auto&) {});
+    if (newest.found()) return found(newest.path, "the newest checkpoint", newest.skipped);
   }
-  for (const auto& file : states)
-    if (file.problem.empty()) return found(file, "the newest checkpoint");
-  throw IoError(path, states.empty() ? "has no checkpoint"
-                                     : "has no checkpoint that can be read: " + states.front().problem);
+  std::vector<std::string> skipped;
+  const auto states = train::own_states(run, skipped);
+  if (states.empty())
+    throw IoError(
+        path, "has no checkpoint" + (run.replaced().empty() ? std::string()
+                                                            : "; the run that --overwrite replaced is in " +
+                                                                  one_line(run.replaced().string())));
+  for (const auto& file : states) {
+    if (!file.is_beside(states.front())) break;
+    if (!file.problem.empty()) {
+      skipped.push_back(file.problem);
+      continue;
+    }
+    const auto best = best_checkpoints(states);
+    if (best.scores.empty()) return found(file.path, "the newest checkpoint", skipped);
+    const auto& [name, score] = best.scores.front();
+    return found(run.checkpoints() / name,
+                 "the best checkpoint (" + best.monitor + formatted(" %.4g)", score), skipped);
+  }
+  throw IoError(path, "has no checkpoint of its newest branch that can be read: " + skipped.front());
 }
 
 }  // namespace ddprun::worker

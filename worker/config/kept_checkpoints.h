@@ -14,7 +14,8 @@ bool is_run_folder(const std::filesystem::path& folder);
 /// The run folders in a folder, by name. throws  IoError if it cannot be listed or has none
 std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 
-/// The best checkpoints, and the metric that chose them; as the newest state that can be read lists them.
+/// The best checkpoints that are there, and the metric that chose them; as the newest state that can be read
+/// lists them.
 struct BestCheckpoints {
   std::string monitor;
   std::vector<std::pair<std::string, double>> scores;  ///< by file name, the best one first
@@ -24,10 +25,11 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states);
 enum class Kept { kBest, kNewest };
 
 /// The file that a path given for a checkpoint stands for. A run's folder stands for its best checkpoint, or
-/// the newest where none is kept as best; rank 0 logs which one that is. Any other path stands for itself.
+/// the newest where none is kept as best; rank 0 logs which one that is, and what cannot be read. Any other
+/// path stands for itself.
 ///
 /// flag    before the logged line: "--eval: "
-/// throws  IoError for a folder that is not a run's, or has no checkpoint that can be read
+/// throws  IoError for a folder that is not a run's, or of whose newest branch no checkpoint can be read
 std::filesystem::path checkpoint_of(const std::filesystem::path& path, const std::string& flag = "",
                                     Kept kept = Kept::kBest);
 

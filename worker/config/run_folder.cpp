@@ -42,19 +42,6 @@ bool is_there(const fs::path& path) {
   return found;
 }
 
-fs::path default_run_folder(const std::string& task) {
-  const fs::path base = fs::path("runs") / (task + "-" + utc_text(std::time(nullptr), "%Y%m%dT%H%M%SZ"));
-  // Another run may have started in the same second: the folder is ours only if we create it.
-  create_folders("runs");
-  std::error_code error;
-  auto folder = base;
-  for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
-    folder = base.string() + "-" + std::to_string(i);
-  if (error) throw IoError(folder, "cannot create the run folder", error.value());
-  sync_folder("runs");
-  return folder;
-}
-
 /// A full disk is only a warning.
 void write_text(train::RunFolder& folder, const std::string& name, const std::string& text) {
   const auto path = folder.path() / name;
@@ -98,11 +85,24 @@ void lock_run_folder(const fs::path& folder) {
   for (auto& lock : train::lock_run_folder(folder)) locks.push_back(std::move(lock));
 }
 
+fs::path make_new_folder(const fs::path& parent, const std::string& task) {
+  const auto base = parent / (task + "-" + utc_text(std::time(nullptr), "%Y%m%dT%H%M%SZ"));
+  // Another process may have started in the same second: the folder is ours only if we create it.
+  create_folders(parent);
+  std::error_code error;
+  auto folder = base;
+  for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
+    folder = base.string() + "-" + std::to_string(i);
+  if (error) throw IoError(folder, "cannot be created", error.value());
+  sync_folder(parent);
+  return folder;
+}
+
 fs::path make_run_folder(const Config& config) {
   if (const fs::path resume = config.train.checkpoint.resume;
       !resume.empty() && resume != "auto" && !is_there(resume))
     throw IoError(resume, "does not exist; --resume expects a checkpoint, or auto");
-  const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
+  const auto folder = config.train.out.empty() ? make_new_folder("runs", config.task) : config.train.out;
   create_folders(folder);
   create_folders(folder / "checkpoints");
   lock_run_folder(folder);

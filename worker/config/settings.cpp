@@ -89,6 +89,7 @@ Setting checkpoint_pattern(std::string& target) {
       for (const auto& name : train::metrics_in(pattern)) metrics.emplace_back(name, 0.5);
       const auto name = train::checkpoint_name(pattern, metrics, 0, 0);
       if (name.find('/') != std::string::npos) return "a file name without '/'";
+      if (name.size() > 200) return "a name of at most 200 bytes";  // others are made from it
     } catch (const train::CheckpointNameError& error) {
       return error.expected;
     }

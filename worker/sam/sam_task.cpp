@@ -105,6 +105,7 @@ train::Task make_sam(const worker::Config& config) {
   task.write_weights = [shape](const std::filesystem::path& folder, const train::StateDict& weights) {
     write_sam(folder, shape, weights);
   };
+  task.best_files = {"model.safetensors", "config.json", "preprocessor_config.json"};
   task.model_config = to_json(shape);
   task.train_line = worker::epoch_line;
   return task;

@@ -121,6 +121,11 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
 
 }  // namespace
 
+bool Resumed::is_in(const fs::path& run_folder) const {
+  std::error_code error;
+  return fs::equivalent(fs::canonical(path, error).parent_path(), run_folder / "checkpoints", error);
+}
+
 std::string limits_of(const Run& run) {
   const auto& options = run.options;
   std::ostringstream text;
@@ -204,10 +209,8 @@ CheckpointSaver::CheckpointSaver(const Run& run, ParallelModel& model, const Cal
                                        .mode = run.mode,
                                        .save_top_k = checkpoint.top_k,
                                        .resumed_from = checkpoint.resume == "auto" ? "" : checkpoint.resume};
-  policy_.emplace(policy, [this, &folder = record_->folder()](const fs::path& path) {
-    const auto branch = folder.branch_of(path);
-    const bool other = branch > resumed_branch_ && branch != run_.identity.branch;
-    return fs::exists(path) && !folder.is_foreign(path) && !other;
+  policy_.emplace(policy, [&folder = record_->folder()](const fs::path& path) {
+    return fs::exists(path) && !folder.is_foreign(path);
   });
 }
 
@@ -234,16 +237,27 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   for (const auto& callback : callbacks_)
     restore(callback->name(), [&](const auto& dict) { callback->load_state_dict(dict); });
   if (!policy_) return;
-  const bool same_run = !state.identity.run.empty() && state.identity.run == run_.identity.run;
-  if (same_run) resumed_branch_ = state.identity.branch;
+  resumed_ = state.identity;
+  resumed_step_ = state.step;
+  // In a copy of the run that was trained on, other files have the same names.
+  const bool same_run =
+      !resumed_.run.empty() && resumed_.run == run_.identity.run &&
+      (resumed.path.empty() || resumed.is_newest || resumed.is_in(record_->folder().path()));
   restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict, same_run); });
-  forget_missing();
+  forget_others();
 }
 
-/// Someone removed them, or the disk was too full to write them.
-void CheckpointSaver::forget_missing() {
-  for (const auto& path : policy_->forget_missing())
-    log_warning(path.string() + ": this best checkpoint is gone and no longer counts");
+/// Someone removed or replaced them, a branch has used their names, or the disk was too full to write them.
+void CheckpointSaver::forget_others() {
+  const auto& folder = record_->folder();
+  const auto is_kept = [&](const fs::path& path) {
+    if (folder.branch_of(path) == run_.identity.branch) return fs::exists(path);
+    const auto file = peek_state(path, folder);
+    return file ? file->leads_to(resumed_, resumed_step_) : !folder.is_foreign(path);
+  };
+  for (const auto& path : policy_->forget_unless(is_kept))
+    log_warning(path.string() +
+                ": this best checkpoint is gone, or another one has its name, and no longer counts");
 }
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
@@ -361,7 +375,7 @@ std::filesystem::path CheckpointSaver::best_path() {
   std::string path;
   if (policy_) {
     wait();
-    forget_missing();
+    forget_others();
     path = policy_->best_path().string();
   }
   return ddp::broadcast_from_rank_0(run_.group, path);

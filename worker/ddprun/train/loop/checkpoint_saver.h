@@ -29,6 +29,8 @@ struct Resumed {
   bool is_newest = true;  ///< of those in its run folder; on rank 0
   /// In errors.
   std::filesystem::path source() const { return path.empty() ? kInMemory : path; }
+  /// Whether the file is one of this run folder's checkpoints, whatever its path is.
+  bool is_in(const std::filesystem::path& run_folder) const;
 };
 
 /// The evaluation during which the checkpoint was made, to begin with.
@@ -95,15 +97,16 @@ class CheckpointSaver {
   TrainingState begin_state(const TrainState& at, const Position& position) const;
   void add_callbacks(TrainingState& state) const;
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
-  void forget_missing();
+  void forget_others();
   void write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request);
 
   const Run& run_;
   ParallelModel& model_;
   const Callbacks& callbacks_;
   RunRecord* record_;
-  std::optional<CheckpointPolicy> policy_;   // on rank 0, if the best are kept
-  std::int64_t resumed_branch_ = 0;          // that of the state that was resumed
+  std::optional<CheckpointPolicy> policy_;  // on rank 0, if the best are kept
+  RunIdentity resumed_;                     // that of the state that was resumed
+  std::int64_t resumed_step_ = 0;
   std::optional<ShardWriter> shard_writer_;  // if the model is sharded
   std::filesystem::path last_path_;
   double stall_seconds_ = 0;

@@ -1,7 +1,6 @@
 #include <ddprun/train/loop/resume.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,6 +13,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/shard_writer.h>
 
 namespace ddprun::train {
@@ -60,8 +60,7 @@ Summary read_summary(const Run& run, const Resumed* resumed) try {
   const auto branch = folder.branch_of(path);  // 0: of a version without branches, or the list is lost
   if (branch > 0 && branch != (resumed != nullptr ? resumed->state.identity : folder.identity()).branch)
     return {};
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file);
+  const auto json = nlohmann::json::parse(text_if_any(path));
   return {json.at("epochs"), json.at("steps"), json.value("stopped", ""), json.value("diverged", false)};
 } catch (const nlohmann::json::exception&) {
   return {};
@@ -84,6 +83,10 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     names.emplace_back("report.html");
     // Without last.pt a run that has ended goes on from a state before its end.
     const bool is_newest = resumed->is_newest && read_summary(run, resumed).steps <= resumed->state.step;
+    if (!resumed->path.empty() && !resumed->is_newest && !resumed->is_in(options.out))
+      log_warning(resumed->path.string() + ": is not in " + folder->checkpoints().string() +
+                  ": metrics.csv keeps the rows that " + options.out.string() +
+                  " has up to its step, which may be those of another training");
     folder->resume(resumed->state.identity, is_newest, names);
     return folder;
   }
@@ -126,11 +129,9 @@ std::vector<FolderLock> lock_run_folder(const fs::path& folder) {
 }
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {
-  std::error_code error;
-  const auto folder = fs::canonical(from.path, error).parent_path();
   const auto run = RunFolder(run_folder).identity().run;
   if (!run.empty() && !from.state.identity.run.empty()) return run == from.state.identity.run;
-  return !error && fs::equivalent(folder, run_folder / "checkpoints", error);
+  return from.is_in(run_folder);
 }
 
 std::optional<Resumed> find_resumed(const Run& run) {

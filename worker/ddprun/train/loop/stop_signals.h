@@ -81,8 +81,8 @@ class StopAgreement {
   Requests after_step();
   /// The same for the batches of evaluations.
   Requests after_evaluating();
-  /// Exchanges now. Every rank calls it.
-  Requests now() { return exchange(steps_); }
+  /// Exchanges now; after_step() keeps its own pace. Every rank calls it.
+  Requests now() { return exchange(now_); }
 
   /// After the last step: runs save() undisturbed by signals, then restores the previous signal actions; a
   /// pending SIGTERM takes effect.
@@ -102,7 +102,7 @@ class StopAgreement {
   const std::function<bool()> can_keep_;
   StopSignals signals_;
   const Clock::time_point begin_ = Clock::now();
-  Pace steps_, evaluation_;
+  Pace steps_, evaluation_, now_;
 };
 
 }  // namespace ddprun::train

@@ -99,6 +99,7 @@ struct Task {
   /// Writes the best weights (the last ones if none are kept as best) to best/ in the run folder, for other
   /// programs. May be null. Rank 0 calls it at the end.
   std::function<void(const std::filesystem::path& folder, const StateDict& weights)> write_weights;
+  std::vector<std::string> best_files;  ///< the names of the files that it writes
 
   /// A file in the run folder that receives the bare state_dict along with an epoch's checkpoint, and rank
   /// 0's line about it.

@@ -262,13 +262,14 @@ void RunLog::finish(const RunSummary& summary) {
   // A path is bytes, JSON is UTF-8.
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  // First: once there is a summary, the run has ended, and nobody would finish what was killed here.
+  const bool has_model = run_.task.write_weights && !summary.checkpoint.empty() && write_best(summary);
   record_->finish(json + "\n", !summary.checkpoint.empty());
   auto card = results(summary);
   card.add("run", (run_.options.out / "").string());
   if (!summary.checkpoint.empty()) card.add("checkpoint", inside(run_.options.out, summary.checkpoint));
   if (run_.options.report && write_report()) card.add("report", "report.html");
-  if (run_.task.write_weights && !summary.checkpoint.empty() && write_best(summary))
-    card.add("model", "best/");
+  if (has_model) card.add("model", "best/");
   for (const auto& command : run_.options.next_commands) card.add(command);
   for (const auto& line : card.lines()) print(line);
 }
@@ -308,9 +309,8 @@ bool RunLog::write_best(const RunSummary& summary) {
   const auto& from = summary.best_checkpoint.empty() ? summary.checkpoint : summary.best_checkpoint;
   const auto folder = run_.options.out / "best";
   try {
-    run_.folder->check_contents(folder);
+    for (const auto& name : run_.task.best_files) run_.folder->claim(folder / name);
     run_.task.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
-    run_.folder->claim_contents(folder);
     return true;
   } catch (const std::exception& error) {
     log_warning("no model in " + folder.string() + ": " + error.what() + "; worker export creates it from " +

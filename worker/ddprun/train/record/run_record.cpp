@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -38,15 +39,23 @@ bool is_missing(const fs::path& path) {
   return fs::symlink_status(path, error).type() == fs::file_type::not_found;
 }
 
-/// Starts a metrics file. Removes a new one if it fails, since it would look like a run's.
+/// Starts a metrics file. If it fails, removes a new one, which would look like a run's; and from an earlier
+/// one, if the disk is full, the lines after these, which would look like this run's.
 template <typename Make>
-std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, Make make) {
+std::unique_ptr<report::MetricSink> make_or_cut(const fs::path& path, std::optional<std::size_t> lines,
+                                                Make make) {
   const bool is_new = is_missing(path);
   try {
     return make();
-  } catch (const IoError&) {
+  } catch (const IoError& error) {
     std::error_code ignored;
     if (is_new) fs::remove(path, ignored);
+    if (!is_new && lines && (error.error_number == ENOSPC || error.error_number == EDQUOT)) {
+      const auto text = read_file(path);
+      std::size_t size = 0, end = 0;
+      for (; *lines > 0 && (end = text.find('\n', size)) != std::string::npos; --*lines) size = end + 1;
+      fs::resize_file(path, size, ignored);
+    }
     throw;
   }
 }
@@ -83,19 +92,24 @@ void RunRecord::start_metrics() {
     keep_columns_of(*csv);
   }
   rows_ = csv ? static_cast<std::int64_t>(csv->size()) : *options_.resumed_rows;
-  add_sink([this, csv] {
-    return make_or_remove(metrics_path(), [&] {
+  const auto lines_of = [](const auto& rows, std::size_t more) {
+    return rows ? std::optional(rows->size() + more) : std::nullopt;
+  };
+  add_sink([this, csv, lines = lines_of(csv, 1)] {
+    return make_or_cut(metrics_path(), lines, [&] {
       return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, csv);
     });
   });
-  add_sink([this, jsonl] {
-    return make_or_remove(jsonl_path(),
-                          [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), jsonl); });
+  add_sink([this, jsonl, lines = lines_of(jsonl, 0)] {
+    return make_or_cut(jsonl_path(), lines,
+                       [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), jsonl); });
   });
 }
 
 void RunRecord::remove_leftovers() const {
-  for (const auto& in : {folder_.path(), checkpoint_folder()}) {
+  std::set<fs::path> folders = {folder_.path(), checkpoint_folder()};
+  for (const auto& file : folder_.files()) folders.insert(file.parent_path());
+  for (const auto& in : folders) {
     std::error_code error;
     for (fs::directory_iterator entry(in, error), end; !error && entry != end; entry.increment(error))
       if (folder_.owns_temporary(entry->path()) && !fs::remove(entry->path(), error) && error)

@@ -167,7 +167,21 @@ struct RunFiles {
         config(text_if_any(folder / "config.toml")),
         environment_json(text_if_any(folder / "environment.json")),
         summary(ordered_json::parse(summary_json, nullptr, false)),
-        environment(ordered_json::parse(environment_json, nullptr, false)) {}
+        environment(ordered_json::parse(environment_json, nullptr, false)) {
+    if (is_earlier(summary, folder)) summary_json.clear(), summary = {};
+  }
+
+  /// Whether the summary is what the run ended with before it was resumed.
+  bool is_earlier(const ordered_json& of, const std::filesystem::path& folder) const {
+    const auto last = rows.empty() ? std::nullopt : find_metric(rows.back(), "step");
+    if (last && of.is_object() && of.contains("steps") && of["steps"] < *last) return true;
+    const auto list = ordered_json::parse(text_if_any(folder / "run.json"), nullptr, false);
+    const auto branch_of = [&](const char* file) {  // 0: not listed
+      const auto files = list.is_object() ? list.value("files", ordered_json()) : ordered_json();
+      return files.is_object() && files.contains(file) ? files[file] : ordered_json(0);
+    };
+    return branch_of("summary.json") > 0 && branch_of("summary.json") < branch_of("metrics.csv");
+  }
 };
 
 /// A run for page.js.

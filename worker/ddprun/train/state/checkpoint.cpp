@@ -109,27 +109,6 @@ bool is_state(const c10::IValue& value) {
          (is_lightning(value) && dict.contains("optimizer_states") && dict.contains("loops"));
 }
 
-/// nullopt: not a training state.
-std::optional<StateFile> peek(const fs::path& path, const RunFolder& folder) {
-  StateFile file;
-  file.path = path;
-  if (const auto branch = folder.branch_of(path); branch > 0) file.identity = {folder.identity().run, branch};
-  std::error_code ignored;
-  file.written = fs::last_write_time(path, ignored);
-  try {
-    const auto value = serialize::peek_pt(path);
-    if (!is_state(value)) return std::nullopt;
-    const auto state = to_training_state(value, path);
-    file.identity = state.identity;
-    file.step = state.step;
-    file.position = state.position;
-    if (!state.shards.empty()) file.shards = ShardReader(path, state.shards).index().folder;
-  } catch (const IoError& error) {
-    file.problem = error.what();
-  }
-  return file;
-}
-
 /// A state without identity, or of another run, is no part of the run's branches.
 ///
 /// run  empty: there is no list, and the newest file with an identity says which run it is
@@ -269,10 +248,30 @@ std::vector<fs::path> checkpoint_files(const fs::path& folder) {
   return files;
 }
 
+std::optional<StateFile> peek_state(const fs::path& path, const RunFolder& folder) {
+  StateFile file;
+  file.path = path;
+  if (const auto branch = folder.branch_of(path); branch > 0) file.identity = {folder.identity().run, branch};
+  std::error_code ignored;
+  file.written = fs::last_write_time(path, ignored);
+  try {
+    const auto value = serialize::peek_pt(path);
+    if (!is_state(value)) return std::nullopt;
+    const auto state = to_training_state(value, path);
+    file.identity = state.identity;
+    file.step = state.step;
+    file.position = state.position;
+    if (!state.shards.empty()) file.shards = ShardReader(path, state.shards).index().folder;
+  } catch (const IoError& error) {
+    file.problem = error.what();
+  }
+  return file;
+}
+
 std::vector<StateFile> state_files(const RunFolder& folder) {
   std::vector<StateFile> files;
   for (const auto& path : checkpoint_files(folder.checkpoints()))
-    if (auto file = peek(path, folder)) files.push_back(*std::move(file));
+    if (auto file = peek_state(path, folder)) files.push_back(*std::move(file));
   sort_newest_first(files, folder.identity().run);
   return files;
 }
@@ -285,26 +284,31 @@ bool is_newest_state(const fs::path& run_folder, const fs::path& file) {
   return std::equal(Bytes(one), Bytes(), Bytes(other), Bytes());
 }
 
+std::vector<StateFile> own_states(const RunFolder& folder, std::vector<std::string>& skipped) {
+  auto files = state_files(folder);
+  if (const auto run = folder.identity().run; !run.empty()) {
+    const auto is_own = [&](const StateFile& file) { return file.identity.run == run; };
+    const auto newest = std::ranges::find_if(files, is_own);
+    check_none_gone(folder, newest == files.end() ? 0 : newest->identity.branch, skipped);
+    std::erase_if(files, [&](const auto& file) { return !file.identity.run.empty() && !is_own(file); });
+    return files;
+  }
+  for (const auto& file : files)
+    if (!file.identity.run.empty() && file.identity.run != files.front().identity.run)
+      throw IoError(folder.path(), "has no run.json, and checkpoints of two runs, " +
+                                       files.front().path.string() + " and " + file.path.string() +
+                                       "; expected one of these files instead");
+  return files;
+}
+
 ResumePoint find_resume(const fs::path& run_folder, const VerifyShards& verify, const RunIdentity& since) {
   const RunFolder folder(run_folder);
   ResumePoint result;
-  auto files = state_files(folder);
-  if (!since.run.empty()) {
+  auto files = since.run.empty() ? own_states(folder, result.skipped) : state_files(folder);
+  if (!since.run.empty())
     std::erase_if(files, [&](const StateFile& file) {
       return file.identity.run != since.run || file.identity.branch < since.branch;
     });
-  } else if (const auto run = folder.identity().run; !run.empty()) {
-    const auto is_own = [&](const StateFile& file) { return file.identity.run == run; };
-    const auto newest = std::ranges::find_if(files, is_own);
-    check_none_gone(folder, newest == files.end() ? 0 : newest->identity.branch, result.skipped);
-    std::erase_if(files, [&](const auto& file) { return !file.identity.run.empty() && !is_own(file); });
-  } else {
-    for (const auto& file : files)
-      if (!file.identity.run.empty() && file.identity.run != files.front().identity.run)
-        throw IoError(run_folder, "has no run.json, and checkpoints of two runs, " +
-                                      files.front().path.string() + " and " + file.path.string() +
-                                      "; expected --resume with one of them");
-  }
   for (const auto& file : files) try {
       if (!file.is_beside(files.front())) break;
       if (!file.problem.empty()) {

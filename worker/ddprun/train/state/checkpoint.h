@@ -135,13 +135,29 @@ struct StateFile {
 
   /// Whether they are of one branch of a run.
   bool is_beside(const StateFile& other) const { return identity.branch == other.identity.branch; }
+  /// Whether a run wrote it on the way to a state, of which these are the identity and the step: a name alone
+  /// does not say it, since a later branch, another run or a copy of the run may have used it.
+  bool leads_to(const RunIdentity& of, std::int64_t at_step) const {
+    return problem.empty() && (identity.run.empty() || identity.run == of.run) &&
+           identity.branch <= of.branch && step <= at_step;
+  }
 };
+
+/// nullopt: the file is not a training state.
+std::optional<StateFile> peek_state(const std::filesystem::path& path, const RunFolder& folder);
 
 /// The training states in a run folder, whatever their names: those of the newest branch first, of these
 /// those that cannot be read, then the one with the most steps. A state of another run, or without identity,
 /// counts as branch 0. Without a list of files, the newest file counts as a branch of its own if it cannot be
 /// read. Does not read tensors. throws  IoError if the folder cannot be listed
 std::vector<StateFile> state_files(const RunFolder& folder);
+
+/// Of state_files() those of the folder's run.
+///
+/// skipped  gets a line if the newest one is gone
+/// throws   IoError if the run's list names states that are gone, of a later branch; or if there is no list
+///          and there are states of two runs
+std::vector<StateFile> own_states(const RunFolder& folder, std::vector<std::string>& skipped);
 
 /// Whether the file is the newest state in the run folder, or a copy of it: another one of the same step may
 /// be of a run that was copied and has gone on.

@@ -231,9 +231,9 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool
   *this = std::move(loaded);
 }
 
-std::vector<fs::path> CheckpointPolicy::forget_missing() {
+std::vector<fs::path> CheckpointPolicy::forget_unless(const FileExists& is_kept) {
   std::vector<Path> missing;
-  const auto is_missing = [&](const Path& path) { return !path.empty() && !exists_(path); };
+  const auto is_missing = [&](const Path& path) { return !path.empty() && !is_kept(path); };
   for (const auto& [path, score] : best_k_)
     if (is_missing(path)) missing.push_back(path);
   std::erase_if(best_k_, [&](const auto& kept) { return is_missing(kept.first); });

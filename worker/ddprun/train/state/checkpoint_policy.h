@@ -86,8 +86,9 @@ class CheckpointPolicy {
   /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state, bool same_run = false);
 
-  /// Forgets kept checkpoints whose files are gone, and returns them; best_path() is the best of the rest.
-  std::vector<std::filesystem::path> forget_missing();
+  /// Forgets kept checkpoints of which this is not true, and returns them; best_path() is the best of the
+  /// rest.
+  std::vector<std::filesystem::path> forget_unless(const FileExists& is_kept);
 
  private:
   using Path = std::filesystem::path;

@@ -77,15 +77,6 @@ void remove_empty_folders(const fs::path& folder) {
   fs::remove(folder, error);
 }
 
-std::vector<fs::path> contents(const fs::path& folder) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error))
-    if (!entry->is_directory(error)) files.push_back(entry->path());
-  return files;
-}
-
 void move_file(const fs::path& from, const fs::path& to) {
   create_folders(to.parent_path());
   std::error_code error;
@@ -178,11 +169,13 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
              (is_checkpoint(file.first) || is_there(folder_ / file.first));
     });
   };
-  const bool had_result = has_result();
-  if (!identity_.run.empty()) find_states(/*list_is_lost=*/false);
-  if (identity_.run.empty() || had_result || has_result()) {
+  const bool had_result = has_result(), had_list = !identity_.run.empty();
+  bool is_other = false;
+  if (had_list) find_states(/*list_is_lost=*/false);
+  if (!had_list || had_result || has_result()) {
     set_aside(names, overwrites);
-    if (!identity_.run.empty()) files_.clear();
+    if (had_list) files_.clear();
+    is_other = had_list;
     identity_ = {random_hex(), 1};
   } else {
     if (!overwrites) replaced_.clear();  // nobody said now that it may go
@@ -196,7 +189,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   set_aside_ = false;
   ended_within_.clear();
   job_ = process_env(kJobIdVariable).value_or("");
-  save();
+  save(/*required=*/is_other);  // else a state that is left there would be continued as the earlier run
 }
 
 /// A run with its list, so that it is still whole; or what looks like a run of an older version.
@@ -224,7 +217,7 @@ void RunFolder::set_aside(const std::vector<std::string>& names, bool overwrites
     move_to("earlier", std::move(all));
   } else {
     set_aside_ = true;
-    save();
+    save(/*required=*/true);  // before anything is moved
     replaced_.push_back(move_to(identity_.run, std::move(all)).filename());
   }
 }
@@ -260,11 +253,14 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     for (const auto& name : names) move(name);
     sync();
   } catch (const IoError&) {
-    for (const auto& name : moved)
-      if (name != "checkpoints")
-        move_file(to / name, folder_ / name);
-      else
-        for (const auto& path : entries(to / name)) move_file(path, folder_ / name / path.filename());
+    for (const auto& name : moved) try {
+        if (name != "checkpoints" || !is_there(checkpoints()))  // which needs no room on a full disk
+          move_file(to / name, folder_ / name);
+        else
+          for (const auto& path : entries(to / name)) move_file(path, folder_ / name / path.filename());
+      } catch (const IoError& stays) {
+        log_warning(stays.what());
+      }
     remove_empty_folders(to);
     if (std::exchange(set_aside_, false)) save();
     throw;
@@ -338,13 +334,14 @@ void RunFolder::restore_metrics(std::int64_t branch) {
     const auto kept = folder_ / ("metrics-branch=" + std::to_string(branch) + end);
     if (!files_.contains(name_of(file)) || !files_.contains(name_of(kept)) || !is_there(kept)) continue;
     keep_earlier(file);
-    write_file_atomic(file, read_file(kept));
     files_[name_of(file)] = identity_.branch;
+    save();  // first: as the later branch's it would have the other's rows
+    write_file_atomic(file, read_file(kept));
   }
 }
 
-/// On a full disk it is written with the next change; the run goes on.
-void RunFolder::save() {
+/// On a full disk it is written with the next change, unless it is required; the run goes on.
+void RunFolder::save(bool required) {
   check_still_here();
   auto json = nlohmann::ordered_json{{"run", identity_.run}, {"files", files_}};
   if (!replaced_.empty()) json["replaced"] = replaced_;
@@ -357,7 +354,7 @@ void RunFolder::save() {
     write_file_atomic(folder_ / kList, text);
     unsaved_ = false;
   } catch (const IoError& error) {
-    if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
+    if (required || (error.error_number != ENOSPC && error.error_number != EDQUOT)) throw;
     if (!std::exchange(unsaved_, true)) log_warning(std::string(error.what()) + "; the training continues");
   }
 }
@@ -368,28 +365,13 @@ void RunFolder::end_within(const std::string& limits) {
   save();
 }
 
-void RunFolder::check(const fs::path& file) const {
-  if (!files_.contains(name_of(file)) && is_there(file)) throw IoError(file, kNotOurs);
-}
-
 void RunFolder::claim(const fs::path& file) {
   const std::lock_guard lock(mutex_);
   check_still_here();
-  check(file);
+  if (!files_.contains(name_of(file)) && is_there(file)) throw IoError(file, kNotOurs);
   if (is_of_this_branch(file)) return;
   if (is_result(file)) keep_earlier(file);
   files_[name_of(file)] = identity_.branch;
-  save();
-}
-
-void RunFolder::check_contents(const fs::path& folder) const {
-  const std::lock_guard lock(mutex_);
-  for (const auto& file : contents(folder)) check(file);
-}
-
-void RunFolder::claim_contents(const fs::path& folder) {
-  const std::lock_guard lock(mutex_);
-  for (const auto& file : contents(folder)) files_[name_of(file)] = identity_.branch;
   save();
 }
 

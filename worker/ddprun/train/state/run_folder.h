@@ -76,10 +76,6 @@ class RunFolder {
   /// Before the file is written: lists it. Of metrics, a summary or weights of an earlier branch, keeps a
   /// copy: metrics-branch=1.csv. throws  also if it exists and is not listed, or the folder was moved away
   void claim(const std::filesystem::path& file);
-  /// The same for all that is in a folder of files whose names are known only once they are written: before,
-  /// and after that.
-  void check_contents(const std::filesystem::path& folder) const;
-  void claim_contents(const std::filesystem::path& folder);
 
   /// Keeps a copy, or a second link, under another name: metrics-branch=1.csv
   void keep_earlier(const std::filesystem::path& file);
@@ -108,13 +104,12 @@ class RunFolder {
 
  private:
   std::string name_of(const std::filesystem::path& file) const;
-  void check(const std::filesystem::path& file) const;
   void check_still_here() const;
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
   void begin_branch(std::int64_t branch);
   void find_states(bool list_is_lost);
-  void save();
+  void save(bool required = false);
   void set_aside(const std::vector<std::string>& names, bool overwrites);
   std::filesystem::path move_to(const std::string& run, std::set<std::filesystem::path> names);
   void remove_listed(std::vector<std::filesystem::path> files, bool list_changed);

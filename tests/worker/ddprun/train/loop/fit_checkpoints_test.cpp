@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -224,6 +225,60 @@ TEST_CASE("where the best checkpoint is gone the newest weights are tested", "[f
   run(make_task(), options);
   CHECK_FALSE(summary().contains("best_checkpoint"));
   CHECK(summary().contains("test_loss"));
+}
+
+TEST_CASE("a branch does not take what the earlier one wrote later for its best checkpoint", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 1);
+  options.checkpoint.filename = "best";  // the same name again and again
+  run(make_task(), options);
+  const auto folder = dir.path() / "checkpoints", middle = dir.path() / "middle.pt";
+  fs::copy_file(folder / "last.pt", middle);
+  options.checkpoint.resume = "auto";
+  options.epochs = 3;
+  run(make_task(), options);
+  REQUIRE(read_checkpoint(folder / "best.pt").step == 3 * kSteps);
+  options.checkpoint.resume = middle.string();
+  options.epochs = 2;
+  run(make_task(), options);
+  const auto summary = nlohmann::json::parse(read_file(dir.path() / "summary.json"));
+  const auto best = read_checkpoint(summary["best_checkpoint"].get<std::string>());
+  CHECK(best.identity.branch == 2);
+  CHECK(best.step == 2 * kSteps);
+  CHECK(read_checkpoint(folder / "best.pt").step == 3 * kSteps);  // which stays
+}
+
+TEST_CASE("what a run leaves for other programs is written before its summary, and again if it was killed",
+          "[fit]") {
+  const TempDir dir;
+  const auto best = dir.path() / "best", summary = dir.path() / "summary.json",
+             left = best / ".weights.tmp.12";
+  auto options = options_in(dir.path(), 1);
+  auto task = make_task();
+  task.best_files = {"weights"};
+  task.write_weights = [&](const fs::path& folder, const StateDict& weights) {
+    fs::create_directories(folder);
+    std::ofstream(folder / "weights") << weights.size() << fs::exists(summary);
+  };
+  run(task, options);
+  CHECK(read_file(best / "weights") == "20");
+  fs::remove(best / "weights");
+  fs::remove(summary);
+  std::ofstream(left) << "cut";
+  options.checkpoint.resume = "auto";
+  run(task, options);
+  CHECK(read_file(best / "weights") == "20");
+  CHECK_FALSE(fs::exists(left));
+}
+
+TEST_CASE("the time limit is kept however often there are checkpoints", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 300);
+  options.checkpoint.top_k = 0;
+  options.max_seconds = 0.5;
+  run(make_task(), options, 2);
+  CHECK(nlohmann::json::parse(read_file(dir.path() / "summary.json")).value("stopped", "") ==
+        "the time is up");
 }
 
 TEST_CASE("SIGTERM after the last step ends the process, with its checkpoint on the disk", "[fit]") {

@@ -112,6 +112,31 @@ TEST_CASE("a branch whose earlier metrics have no place on a full disk does not 
   });
 }
 
+TEST_CASE("on a full disk a branch's metrics keep none of the earlier one's later rows", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {
+    const auto csv = disk / "metrics.csv", jsonl = disk / "metrics.jsonl";
+    train::RunIdentity first;
+    {
+      TestRun record(disk);
+      first = record.folder().identity();
+      record.save(one_weight_state(1, first));
+      for (int step = 1; step <= 2000; ++step) record.add_metrics({{"step", step}});
+      record.finish("{}");
+    }
+    train::RunFolder folder(disk);
+    folder.resume(first, /*is_newest=*/false, {"metrics.csv", "metrics.jsonl", "summary.json"});
+    for (const auto& file : {csv, jsonl}) folder.claim(file);  // the copies still have room
+    fill_disk(disk / "filler");
+    train::RunRecord record(folder, {.resumed_at = 1000});
+    ensure(report::read_metrics_csv(csv).size() == 1000 && report::read_metrics_jsonl(jsonl).size() == 1000,
+           "up to the resumed step");
+    fs::remove(disk / "filler");
+    record.add_metrics({{"step", 1001}});
+    ensure(report::read_metrics_csv(csv).size() == 1001, "and they go on");
+  });
+}
+
 TEST_CASE("a summary is a branch's only once that has ended", "[run_record]") {
   const TempDir dir;
   train::RunIdentity first;
@@ -176,9 +201,11 @@ TEST_CASE("a run removes what it left half-written, and nothing else", "[run_rec
     TestRun record(dir.path());
     record.save(one_weight_state(1, record.folder().identity()));
     record.finish("{}");
+    fs::create_directory(dir.path() / "best");
+    record.folder().claim(dir.path() / "best/config.json");
   }
   const std::vector<const char*> ours = {".summary.json.tmp.12", "checkpoints/.last.pt.tmp.34",
-                                         ".run.json.tmp.5"};
+                                         ".run.json.tmp.5", "best/.config.json.tmp.6"};
   const std::vector<const char*> others = {"notes",
                                            "figures/samples.png",
                                            "report.html",

@@ -94,6 +94,20 @@ TEST_CASE("while a run goes on, and after it was killed, its page shows the last
   CHECK_THAT(killed, ContainsSubstring("data:image/png;base64,"));
 }
 
+TEST_CASE("a page does not show what the run had ended with before it was resumed", "[run_report]") {
+  const TempDir dir;
+  SECTION("in an earlier branch") {
+    make_run(dir.path(), R"({"train_loss":9,"steps":2})", "{}");
+    write_file_atomic(dir.path() / "run.json", R"({"run":"a","files":{"metrics.csv":1,"summary.json":1}})");
+    CHECK_THAT(page_of(dir.path()), ContainsSubstring("<dt>training loss</dt><dd>9</dd>"));
+    write_file_atomic(dir.path() / "run.json", R"({"run":"a","files":{"metrics.csv":2,"summary.json":1}})");
+  }
+  SECTION("after fewer steps") { make_run(dir.path(), R"({"train_loss":9,"steps":1})", "{}"); }
+  const auto page = page_of(dir.path());
+  CHECK_THAT(page, ContainsSubstring("<dt>training loss</dt><dd>1</dd>"));
+  CHECK_THAT(page, !ContainsSubstring(", 1 step"));
+}
+
 TEST_CASE("a page is written of what there is, and not without metrics", "[run_report]") {
   const TempDir dir;
   CHECK_THROWS_AS(write_run_report(dir.path(), dir.path() / "page.html"), IoError);

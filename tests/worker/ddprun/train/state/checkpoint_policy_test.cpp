@@ -38,8 +38,10 @@ report::MetricRow metrics_of(const json& golden) {
 class Files {
  public:
   CheckpointPolicy policy(const CheckpointPolicyOptions& options) {
-    return CheckpointPolicy(options,
-                            [this](const fs::path& path) { return files_.count(path.string()) > 0; });
+    return CheckpointPolicy(options, exist());
+  }
+  CheckpointPolicy::FileExists exist() const {
+    return [this](const fs::path& path) { return files_.count(path.string()) > 0; };
   }
   void carry_out(const CheckpointPlan& plan) {
     if (!plan.write.empty()) files_.insert(plan.write.string());
@@ -204,16 +206,16 @@ TEST_CASE("checkpoints whose files are gone are no longer candidates", "[checkpo
     if (epoch == 0) files.carry_out(plan);
   }
   REQUIRE(before.best_path() == kFolder / "epoch=1-step=20.ckpt");
-  CHECK(before.forget_missing() == std::vector<fs::path>{kFolder / "epoch=1-step=20.ckpt"});
+  CHECK(before.forget_unless(files.exist()) == std::vector<fs::path>{kFolder / "epoch=1-step=20.ckpt"});
   CHECK(before.best_path() == kFolder / "epoch=0-step=10.ckpt");
   CHECK(before.best_score() == 0.5);
   CHECK(before.best_k().size() == 1);
-  CHECK(before.forget_missing().empty());
+  CHECK(before.forget_unless(files.exist()).empty());
 
   Files none;
   auto policy = none.policy(options);
   policy.load_state_dict(before.state_dict());
-  CHECK(policy.forget_missing() == std::vector<fs::path>{kFolder / "epoch=0-step=10.ckpt"});
+  CHECK(policy.forget_unless(none.exist()) == std::vector<fs::path>{kFolder / "epoch=0-step=10.ckpt"});
   CHECK(policy.best_path().empty());
   CHECK_FALSE(policy.best_score());
 }

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <torch/types.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -89,7 +90,7 @@ TEST_CASE("a file that a run has not listed is neither replaced nor removed", "[
   RunFolder folder(dir.path());
   CHECK_THROWS_WITH(folder.claim(dir.path() / "figures/loss.png"),
                     ContainsSubstring("loss.png: was not written by this run, which leaves it alone"));
-  CHECK_THROWS_AS(folder.check_contents(dir.path() / "best"), IoError);
+  CHECK_THROWS_AS(folder.claim(dir.path() / "best/config.json"), IoError);
   save(folder, "next.pt", 11, {dir.path() / "checkpoints/mine.pt", dir.path() / "checkpoints/last.pt"});
   CHECK(fs::exists(dir.path() / "checkpoints/mine.pt"));
   CHECK_FALSE(fs::exists(dir.path() / "checkpoints/last.pt"));
@@ -527,6 +528,23 @@ TEST_CASE("a run that goes back to an earlier branch has that branch's metrics",
   CHECK(read_file(dir.path() / "metrics-branch=2.csv") == "of branch 2");
 }
 
+TEST_CASE("a run that goes back lists the metrics before it replaces them", "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  const auto metrics = dir.path() / "metrics.csv";
+  RunFolder second(dir.path());
+  second.resume(first, /*is_newest=*/false, kNames);
+  second.claim(metrics);
+  write(metrics, "of branch 2");
+  save(second, "last.pt", 20);
+  fs::remove(dir.path() / "metrics-branch=1.csv");
+  fs::create_directory(dir.path() / "metrics-branch=1.csv");  // so that it goes no further
+  RunFolder third(dir.path());
+  CHECK_THROWS_AS(third.resume(first, /*is_newest=*/false, kNames), IoError);
+  CHECK(read_file(metrics) == "of branch 2");
+  CHECK(RunFolder(dir.path()).branch_of(metrics) == 3);  // else branch 2 would go on with another's rows
+}
+
 TEST_CASE("an older version's metrics are kept when its run goes back", "[run_folder]") {
   const TempDir dir;
   fs::create_directories(dir.path() / "checkpoints");
@@ -564,6 +582,28 @@ TEST_CASE("a run is set aside across disks, or not at all", "[run_folder]") {
   folder.begin(kNames);
   CHECK(read_file(dir.path() / ("replaced-" + identity.run) / name) == "picture");
   CHECK_FALSE(fs::exists(dir.path() / name));
+}
+
+TEST_CASE("a run is set aside on a full disk, or not at all", "[run_folder]") {
+  const TempDir dir;
+  const int room = GENERATE(0, 1, 2);  // for so many files and folders
+  on_a_small_disk(dir.path(), "size=1m,nr_inodes=40", [&](const fs::path& disk) {
+    const auto run = disk / "run";
+    make_run(run);
+    fs::copy_file(run / "checkpoints/last.pt", run / "checkpoints/mine.pt");
+    const auto before = files_in(run);
+    int files = 0;
+    while (std::ofstream(disk / std::to_string(files)).is_open()) ++files;
+    for (int i = 0; i < room; ++i) fs::remove(disk / std::to_string(i));
+    RunFolder folder(run);
+    try {
+      folder.begin(kNames);
+      ensure(false, "it has begun without its list");
+    } catch (const IoError& error) {
+      ensure(error.error_number == ENOSPC, error.what());
+    }
+    ensure(room == 2 || (files_in(run) == before && find_resume(run).state.step == 10), "it is whole");
+  });
 }
 
 TEST_CASE("a run whose list is gone is still itself", "[run_folder]") {
