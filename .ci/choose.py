@@ -93,6 +93,7 @@ MORE = [
     (r"packaging/|cmake/|worker/CMakeLists|pyproject\.toml", [r"package_worker_wheel$"]),
     (r"docs/.*\.md$|README\.md|worker/.*\.h$|tests/packages/snippets", [r"doc_snippets$"]),
     (r"README\.md|examples/", [r"network/readme"]),
+    (r"examples/transformer|worker/ddprun/run/", [r"integration/transformer_example"]),
     (r"completions/|docs/(man/|launcher\.md)", [r"package_flags$"]),
     (r"share/|examples/.*\.py$|worker/.*report/", [r"notebooks$"]),
     (r"scripts/speedup", [r"integration/speedup"]),

@@ -11,27 +11,27 @@ namespace ddprun {
 
 /// What a worker reports about its training. Unset members are not reported.
 struct WorkerStatus {
-  std::optional<std::int64_t> step, steps;    ///< done since step 0, and the total
-  std::optional<std::int64_t> epoch, epochs;  ///< done, and the total
-  std::optional<std::string> phase;           ///< such as "train" or "evaluate"
-  std::optional<std::string> report;          ///< path of a page about the training, for --metrics-port
-  std::optional<double> loss;
-  std::optional<std::int64_t> samples;  ///< of this rank since the process started
+  std::optional<std::int64_t> step = {}, steps = {};    ///< done since step 0, and the total
+  std::optional<std::int64_t> epoch = {}, epochs = {};  ///< done, and the total
+  std::optional<std::string> phase = {};                ///< such as "train" or "evaluate"
+  std::optional<std::string> report = {};  ///< path of a page about the training, for --metrics-port
+  std::optional<double> loss = {};
+  std::optional<std::int64_t> samples = {};  ///< of this rank since the process started
 
   /// Since the process started.
   struct Seconds {
-    std::optional<double> data;           ///< waiting for input
-    std::optional<double> compute;        ///< this rank's own work, without waiting for other ranks
-    std::optional<double> communication;  ///< waiting for other ranks
-    std::optional<double> evaluation, checkpoint, start;
+    std::optional<double> data = {};           ///< waiting for input
+    std::optional<double> compute = {};        ///< this rank's own work, without waiting for other ranks
+    std::optional<double> communication = {};  ///< waiting for other ranks
+    std::optional<double> evaluation = {}, checkpoint = {}, start = {};
     bool operator==(const Seconds&) const = default;
-  } seconds;
+  } seconds = {};
 
   /// Bytes.
   struct Memory {
-    std::optional<std::int64_t> resident, device;
+    std::optional<std::int64_t> resident = {}, device = {};
     bool operator==(const Memory&) const = default;
-  } memory;
+  } memory = {};
 
   bool operator==(const WorkerStatus&) const = default;
 };

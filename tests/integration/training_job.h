@@ -1,7 +1,6 @@
 #pragma once
 
 // What the tests of the real ddprun with the real worker share.
-#include <csignal>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include "tests/integration/kill_rank.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 #include "tests/support/nothing_left.h"
@@ -108,19 +108,6 @@ inline std::string weights(const fs::path& out, const std::string& checkpoint = 
   Child child(command);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   return read_file(out / "weights.safetensors");
-}
-
-/// Kills the worker of this rank, if it has started according to --events-json. (kill(-1) would hit
-/// everybody.)
-inline void kill_rank(const fs::path& events, int rank) {
-  std::istringstream lines(fs::exists(events) ? read_file(events) : "");
-  pid_t pid = 0;
-  for (std::string line; std::getline(lines, line);) {
-    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (event.is_object() && event["event"] == "started" && event["rank"] == rank)
-      pid = event["pid"].get<pid_t>();
-  }
-  if (pid > 0) ::kill(pid, SIGKILL);
 }
 
 inline nlohmann::json read_summary(const fs::path& out) {

@@ -18,6 +18,11 @@ class Examples(unittest.TestCase):
         self.assertLessEqual(len(lines), 100)
         self.assertLessEqual(max(map(len, lines)), 110)
 
+    def test_the_transformer_has_at_most_120_lines(self):
+        lines = (SOURCE / "examples/transformer.cpp").read_text().splitlines()
+        self.assertLessEqual(len(lines), 120)
+        self.assertLessEqual(max(map(len, lines)), 110)
+
     def test_the_readme_shows_the_programs_as_they_are(self):
         for language, file in (("cpp", "own_worker.cpp"), ("cmake", "CMakeLists.txt"), ("python", "train.py")):
             shown = blocks(language)

@@ -29,9 +29,11 @@
 #include <ddprun/report/html_report.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/report/tensorboard_sink.h>
+#include <ddprun/run/checkpoint.h>
 #include <ddprun/run/context.h>
 #include <ddprun/run/data_loader.h>
 #include <ddprun/run/distributed.h>
+#include <ddprun/run/metric_files.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>

@@ -90,9 +90,7 @@ Prefetcher::~Prefetcher() = default;
 
 void Prefetcher::start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch,
                              std::int64_t first_batch) {
-  const auto size = static_cast<std::int64_t>(indices.size());
-  const auto batch = shared_->options.batch_size;
-  const auto batches = shared_->options.drop_last ? size / batch : (size + batch - 1) / batch;
+  const auto batches = batches_of(static_cast<std::int64_t>(indices.size()));
   if (first_batch < 0 || first_batch > batches)
     throw std::invalid_argument("Loader: expected a first batch from 0 to " + std::to_string(batches) +
                                 ", got " + std::to_string(first_batch));
@@ -103,6 +101,11 @@ void Prefetcher::start_epoch(std::vector<std::int64_t> indices, std::int64_t epo
     shared_->taken = shared_->consumed = first_batch;
   }
   shared_->room.notify_all();
+}
+
+std::int64_t Prefetcher::batches_of(std::int64_t examples) const {
+  const auto batch = shared_->options.batch_size;
+  return shared_->options.drop_last ? examples / batch : (examples + batch - 1) / batch;
 }
 
 std::int64_t Prefetcher::batches() const { return shared_->epoch->batches; }

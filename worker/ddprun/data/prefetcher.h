@@ -34,8 +34,9 @@ class Prefetcher {
   /// What load returned for the next batch; nullptr after the last. Rethrows load's exceptions.
   std::shared_ptr<void> next();
 
-  std::int64_t batches() const;   ///< of the epoch, including skipped ones
-  std::int64_t position() const;  ///< the number of the batch that next() will return
+  std::int64_t batches() const;                          ///< of the epoch, including skipped ones
+  std::int64_t batches_of(std::int64_t examples) const;  ///< of an epoch with so many
+  std::int64_t position() const;                         ///< the number of the batch that next() will return
 
  private:
   struct Shared;

@@ -147,9 +147,14 @@ class DistributedDataParallel {
 
   /// For gradient accumulation: while the returned object lives, backward only adds to this rank's gradients.
   /// The next backward reduces the sum. Divide the loss by the number of micro-batches yourself.
-  [[nodiscard]] auto no_sync() {
-    return c10::make_scope_exit(
-        [this, previous = std::exchange(synchronize_, false)] { synchronize_ = previous; });
+  ///
+  ///   const auto guard = ddp.no_sync(step % 4 != 3);
+  ///
+  /// accumulate  false: changes nothing
+  [[nodiscard]] auto no_sync(bool accumulate = true) {
+    return c10::make_scope_exit([this, previous = std::exchange(synchronize_, synchronize_ && !accumulate)] {
+      synchronize_ = previous;
+    });
   }
 
   /// For ranks with different numbers of batches: see Join.

@@ -8,13 +8,14 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/run/distributed.h>
+#include <ddprun/run/checkpoint.h>
 #include <ddprun/run/recovery.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/sharding/zero_optimizer.h>
@@ -26,6 +27,8 @@
 namespace ddprun {
 
 namespace {
+
+constexpr const char* kFinished = "finished";  // beside the names of the kept parts
 
 /// Tells whether anything but an ObservedSteps has changed them, such as sharpness-aware minimization, from
 /// at most 16 times 8 bytes of each. Their version counters would not tell: LibTorch's optimizers write past
@@ -104,6 +107,13 @@ Checkpoint::~Checkpoint() {
   recovery_->round.commit = nullptr;
 }
 
+void Checkpoint::keep(const std::string& name, std::function<c10::IValue()> save,
+                      std::function<void(const c10::IValue&)> load) {
+  if (name == kFinished)
+    throw std::invalid_argument("Checkpoint::keep: another name than 'finished' expected");
+  parts_.push_back({name, std::move(save), std::move(load)});
+}
+
 /// The weights are now those after round.done.
 void Checkpoint::commit() {
   std::vector<at::Tensor> buffers;
@@ -134,6 +144,7 @@ void Checkpoint::keep_in_memory() {
 void Checkpoint::load(const train::TrainingState& state) {
   train::load_weights(module_, train::to_weights(state.model, path_), path_);
   train::load_optimizer_state(optimizer_, state.optimizer, path_);
+  finished_ = state.callbacks.contains(kFinished);
   for (const auto& part : parts_)
     if (const auto found = state.callbacks.find(part.name); found != state.callbacks.end())
       part.load(found->second);
@@ -146,16 +157,19 @@ train::TrainingState Checkpoint::state_after(const train::Position& position) co
   state.position = position;
   state.world_size = context_.world_size();
   for (const auto& part : parts_) state.callbacks[part.name] = part.save();
+  if (finished_) state.callbacks[kFinished] = true;
   return state;
 }
 
-/// returns  the epoch
+/// returns  what resume() does
 std::int64_t Checkpoint::begin(const train::Position& position) {
-  if (recovery_ == nullptr) return position.epoch;
-  recovery_->round.next_epoch = position.epoch;
-  recovery_->round.batch.reset();
-  recovery_->commit({position.epoch, position.samples});
-  return position.epoch;
+  epoch_ = position.epoch;
+  if (recovery_ != nullptr) {
+    recovery_->round.next_epoch = position.epoch;
+    recovery_->round.batch.reset();
+    recovery_->commit({position.epoch, position.samples});
+  }
+  return finished_ ? kNoMore : position.epoch;
 }
 
 std::int64_t Checkpoint::resume() {
@@ -185,14 +199,20 @@ std::int64_t Checkpoint::resume() {
   if (bytes.empty()) return begin({});
   const auto state = train::to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), path_);
   load(state);
+  if (finished_) context_.print("the training has finished: remove ", path_.string(), " to begin again");
   return begin({state.position.epoch, 0});
 }
 
 void Checkpoint::save(std::int64_t finished_epochs) {
-  saved_ = finished_epochs;
+  saved_ = epoch_ = finished_epochs;
   if (recovery_ != nullptr && finished_epochs > recovery_->round.done.epoch) begin({finished_epochs, 0});
   const auto state = state_after({finished_epochs, 0});  // a ZeroOptimizer's state needs every rank
   if (context_.is_main()) train::save_checkpoint(path_, state);
+}
+
+void Checkpoint::finish() {
+  finished_ = true;
+  save(epoch_ + 1);
 }
 
 }  // namespace ddprun

@@ -16,7 +16,11 @@
 namespace ddprun {
 
 Context::Context(const WorkerEnv& env, ddp::ProcessGroup group, Recovery* recovery)
-    : env_(env), group_(std::move(group)), heartbeat_(env.heartbeat_fd), recovery_(recovery) {}
+    : env_(env),
+      group_(std::move(group)),
+      heartbeat_(env.heartbeat_fd),
+      status_(env.status_fd),
+      recovery_(recovery) {}
 
 at::Tensor Context::all_reduce(const at::Tensor& tensor, Op op) const {
   const at::NoGradGuard no_grad;

@@ -62,6 +62,12 @@ class Context {
   /// A sign of life for ddprun --hang-timeout; call it once per step.
   void heartbeat() const { heartbeat_.beat(); }
 
+  /// Tells ddprun how far this rank is, for its status line, ddpctl and --metrics-port; call it every step or
+  /// every few. What is left out keeps its last value.
+  ///
+  ///   ctx.status({.step = step, .steps = 1000, .phase = "train", .loss = loss.item<double>()});
+  void status(const WorkerStatus& status) const { status_.send(status); }
+
   // For DataLoader and Checkpoint: the training's position, in case a rank is lost.
 
   /// Begins an epoch with a loader that may be the training's: the first to begin the next epoch is.
@@ -78,6 +84,7 @@ class Context {
   WorkerEnv env_;
   ddp::ProcessGroup group_;
   Heartbeat heartbeat_;
+  StatusChannel status_;
   Recovery* recovery_;
 };
 

@@ -33,10 +33,18 @@ struct DataLoaderOptions {
   bool pin_memory = true;   ///< for a GPU: use page-locked memory, from which copies are asynchronous
 };
 
+/// An example that StackPairs takes.
+template <typename Example>
+concept PairOfTensors = requires(Example& example) {
+  at::Tensor(example.first), at::Tensor(example.second);
+}
+|| requires(Example& example) { at::Tensor(example.data), at::Tensor(example.target); };
+
 /// Stacks examples that are pairs of tensors, or have members data and target as torch::data::Example has.
 struct StackPairs {
   template <typename Example>
-  std::pair<at::Tensor, at::Tensor> operator()(std::vector<Example> examples) const {
+  requires PairOfTensors<Example> std::pair<at::Tensor, at::Tensor>
+  operator()(std::vector<Example> examples) const {
     std::vector<at::Tensor> inputs, targets;
     for (auto& example : examples) {
       if constexpr (requires { example.data; }) {
@@ -49,15 +57,32 @@ struct StackPairs {
   }
 };
 
+/// What a DataLoader takes unless it is an IterableDataset.
+template <typename Dataset>
+concept MapDataset = requires(Dataset& dataset) {
+  dataset.size();
+}
+&&(
+    requires(Dataset& dataset, const std::vector<std::int64_t>& indices) { dataset.get_batch(indices); } ||
+    requires(Dataset & dataset) { dataset.get(std::size_t{0}); });
+
 /// A batch of these examples: the data set's own, or collated.
 template <typename Dataset, typename Collate>
 auto make_batch(Dataset& dataset, const Collate& collate, const std::vector<std::int64_t>& indices) {
   if constexpr (requires { dataset.get_batch(indices); }) {
     return dataset.get_batch(indices);
-  } else {
-    std::vector<std::decay_t<decltype(dataset.get(0))>> examples;
+  } else if constexpr (MapDataset<Dataset>) {
+    using Example = std::decay_t<decltype(dataset.get(0))>;
+    constexpr bool collates = std::invocable<const Collate&, std::vector<Example>>;
+    static_assert(
+        collates,
+        "DataLoader: expected examples that are pairs of tensors, or a fourth argument that makes a batch of "
+        "them: a function that takes a std::vector of what the data set's get(index) returns");
+    std::vector<Example> examples;
     for (const auto index : indices) examples.push_back(dataset.get(static_cast<std::size_t>(index)));
-    return collate(std::move(examples));
+    if constexpr (collates) return collate(std::move(examples));
+  } else {
+    return nullptr;  // DataLoader says what is missing
   }
 }
 
@@ -114,6 +139,11 @@ struct EpochOfBatches {
 /// batches ahead.
 template <typename Dataset, typename Collate = StackPairs>
 class DataLoader {
+  static_assert(
+      MapDataset<Dataset>,
+      "DataLoader: expected a data set with size(), and get(index), which returns an example, or "
+      "get_batch(const std::vector<std::int64_t>& indices), which returns a batch; or one with "
+      "stream(ctx, epoch), which returns a function that returns the next example in a std::optional");
   using Indices = std::vector<std::int64_t>;
   using Batch = decltype(make_batch(std::declval<Dataset&>(), std::declval<const Collate&>(), Indices()));
 
@@ -155,8 +185,12 @@ class DataLoader {
 
   /// The number of the batch in use, from 1: also after a lost rank, whose epoch goes on in the middle.
   std::int64_t position() const { return done_; }
-  /// Of the current epoch, on this rank, including those skipped after a lost rank.
-  std::int64_t batches() const { return prefetcher_.batches(); }
+  /// Of the current epoch, or of the next if none has begun, on this rank, including those skipped after a
+  /// lost rank.
+  std::int64_t batches() const {
+    if (epoch_ >= 0) return prefetcher_.batches();
+    return prefetcher_.batches_of(static_cast<std::int64_t>(indices(0).size()));
+  }
   Dataset& dataset() const { return *dataset_; }
 
  private:
@@ -179,9 +213,9 @@ class DataLoader {
   const std::shared_ptr<Dataset> dataset_;
   const Collate collate_;
   const DataLoaderOptions options_;
-  std::int64_t epoch_ = 0, done_ = 0;  // batches of it, including skipped ones
-  bool trains_ = false;                // its position is the training's
-  data::Prefetcher prefetcher_;        // last: its threads use the members above
+  std::int64_t epoch_ = -1, done_ = 0;  // batches of it, including skipped ones; -1: none has begun
+  bool trains_ = false;                 // its position is the training's
+  data::Prefetcher prefetcher_;         // last: its threads use the members above
 };
 
 /// A data set of unknown length, read from its beginning: torch.utils.data.IterableDataset. stream() returns

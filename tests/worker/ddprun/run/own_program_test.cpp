@@ -1,14 +1,20 @@
 // What a user's own program is made of: Context, DistributedDataParallel<Module>, DataLoader, Checkpoint.
+#include <ddprun/run/checkpoint.h>
 #include <ddprun/run/context.h>
 #include <ddprun/run/data_loader.h>
 #include <ddprun/run/distributed.h>
 
 #include <torch/data/datasets/tensor.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 #include <torch/script.h>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <functional>
 #include <optional>
@@ -18,7 +24,9 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/data/loader.h>
+#include <ddprun/train/state/checkpoint.h>
 #include "tests/support/catch.h"
+#include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
 
 using namespace ddprun;
@@ -146,6 +154,22 @@ TEST_CASE("a context's collectives take tensors and numbers", "[own_program]") {
   });
 }
 
+TEST_CASE("a context tells ddprun what the program knows of its progress", "[own_program]") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+  const UniqueFd out(ends[0]), in(ends[1]);
+  WorkerEnv env;
+  env.status_fd = in.get();
+  const Context ctx(env, ddp::ProcessGroup::connect(env, {}));
+  ctx.status({.step = 12, .steps = 40, .phase = "train", .loss = 0.5});
+  char line[200];
+  const auto size = ::read(out.get(), line, sizeof line);
+  REQUIRE(size > 0);
+  CHECK(std::string(line, static_cast<std::size_t>(size)) ==
+        R"({"step":12,"steps":40,"phase":"train","loss":0.5})"
+        "\n");
+}
+
 TEST_CASE("a DistributedDataParallel<Module> trains as the engine under it", "[own_program]") {
   on_own_ranks(2, [](const Context& ctx) {
     torch::manual_seed(ctx.rank());  // rank 0's weights count
@@ -175,6 +199,63 @@ TEST_CASE("a DistributedDataParallel<Module> trains as the engine under it", "[o
     ensure(own_weights_of(model.module()) == own_weights_of(net), "the same weights");
     const auto all = ctx.all_gather(model->first->weight);
     ensure(torch::equal(all[0], all[1]), "on both ranks");
+  });
+}
+
+TEST_CASE("a DistributedDataParallel takes a module's holder, a Sequential and a shared_ptr",
+          "[own_program]") {
+  on_own_ranks(2, [](const Context& ctx) {
+    const auto layers = [] {
+      torch::manual_seed(3);
+      return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::Tanh(), torch::nn::Linear(4, 1));
+    };
+    const bool finds_unused = true;
+    const auto sequential = layers();
+    DistributedDataParallel of_sequential(ctx, sequential, {.find_unused_parameters = finds_unused});
+    DistributedDataParallel<torch::nn::Sequential> of_named(ctx, layers());
+    DistributedDataParallel of_pointer(ctx, layers().ptr());
+    static_assert(std::is_same_v<decltype(of_sequential)::Module, torch::nn::SequentialImpl>);
+    ensure(&of_sequential.module() == sequential.get(), "the holder's own module is trained");
+    torch::manual_seed(4);
+    torch::nn::Linear alone(3, 1);
+    DistributedDataParallel<torch::nn::Linear> of_holder(ctx, alone);
+    DistributedDataParallel<torch::nn::LinearImpl> of_module(ctx, torch::nn::Linear(3, 1));
+
+    torch::manual_seed(ctx.rank());
+    const auto input = torch::randn({4, 3});
+    for (auto* model : {&of_sequential, &of_pointer}) (*model)(input).mean().backward();
+    of_named(input).mean().backward();
+    of_holder(input).mean().backward();
+    for (const auto& parameter : {of_sequential.parameters()[0], of_pointer.parameters()[0],
+                                  of_named.parameters()[0], of_holder.parameters()[0]}) {
+      const auto all = ctx.all_gather(parameter.grad());
+      ensure(torch::equal(all[0], all[1]) && all[0].abs().sum().item<double>() > 0,
+             "the mean over the ranks");
+    }
+    ensure(torch::equal(of_sequential.parameters()[0].grad(), of_named.parameters()[0].grad()),
+           "the same module");
+  });
+}
+
+TEST_CASE("no_sync(false) changes nothing, and does not end an outer no_sync", "[own_program]") {
+  on_own_ranks(2, [](const Context& ctx) {
+    DistributedDataParallel<OwnNet> model(ctx, OwnNet());
+    const auto differs = [&] {
+      const auto all = ctx.all_gather(model->first->weight.grad());
+      return !torch::equal(all[0], all[1]);
+    };
+    torch::manual_seed(ctx.rank());
+    for (int step = 0; step < 8; ++step) {
+      if (step % 4 == 0) model.zero_grad();
+      const auto guard = model.no_sync(step % 4 != 3);
+      model(torch::randn({4, 3})).mean().backward();
+      ensure(differs() == (step % 4 != 3), "gradients are exchanged with the fourth batch");
+    }
+    model.zero_grad();
+    const auto outer = model.no_sync();
+    const auto inner = model.no_sync(false);
+    model(torch::randn({4, 3})).mean().backward();
+    ensure(differs(), "the outer one holds");
   });
 }
 
@@ -247,6 +328,38 @@ TEST_CASE("a loader gives each rank the share of DistributedSampler", "[own_prog
     for (auto& [input, target] : once.epoch()) sum += input.narrow(1, 0, 1).sum().item<double>();
     ensure(ctx.all_reduce(sum) == 55, "each example once");
   });
+}
+
+TEST_CASE("a loader says how many batches an epoch has before the first begins", "[own_program]") {
+  on_own_ranks(2, [](const Context& ctx) {
+    for (const bool drops : {false, true})
+      for (const bool each_once : {false, true}) {
+        DataLoader loader(ctx, CountedExamples{11},
+                          {.batch_size = 2, .drop_last = drops, .each_once = each_once});
+        const auto before = loader.batches();
+        std::int64_t batches = 0;
+        for ([[maybe_unused]] auto& batch : loader.epoch()) ++batches;
+        ensure(before == batches && loader.batches() == batches, "as many as it then has");
+      }
+  });
+}
+
+TEST_CASE("what is no data set for a loader is refused by its concepts", "[own_program]") {
+  struct WithoutSize {
+    int get(std::int64_t) const { return 1; }
+  };
+  struct WithoutExamples {
+    std::int64_t size() const { return 1; }
+    void get_batch(int, int) const {}
+  };
+  STATIC_REQUIRE(MapDataset<CountedExamples>);
+  STATIC_REQUIRE(MapDataset<OwnWords>);
+  STATIC_REQUIRE(IterableDataset<CountedStream>);
+  STATIC_REQUIRE_FALSE(MapDataset<WithoutSize>);
+  STATIC_REQUIRE_FALSE(MapDataset<WithoutExamples>);
+  STATIC_REQUIRE_FALSE(MapDataset<std::shared_ptr<CountedExamples>>);
+  STATIC_REQUIRE_FALSE(PairOfTensors<std::string>);
+  STATIC_REQUIRE(PairOfTensors<torch::data::Example<>>);
 }
 
 TEST_CASE("a loader takes batches of any type, a collate function and LibTorch's data sets",
@@ -336,5 +449,39 @@ TEST_CASE("a checkpoint goes on as if nothing had happened, though only rank 0 s
     ensure(again.resume() == 3, "three epochs are finished");
     train(other, fresh, 3, 5, nullptr);
     ensure(own_weights_of(model.module()) == own_weights_of(other.module()), "the same weights");
+  });
+}
+
+TEST_CASE("a training that has finished early stays finished", "[own_program]") {
+  const TempDir dir;
+  on_own_ranks(2, [&](const Context& ctx) {
+    const auto path = dir.path() / "own.pt";
+    const auto start = [&](std::int64_t stop_in) {
+      torch::manual_seed(1);
+      DistributedDataParallel<OwnNet> model(ctx, OwnNet());
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      Checkpoint checkpoint(ctx, path, model, optimizer);
+      test::ensure_refused(
+          [&] {
+            checkpoint.keep(
+                "finished", [] { return c10::IValue(true); }, [](const c10::IValue&) {});
+          },
+          "another name than 'finished'");
+      std::int64_t epochs = 0;
+      for (auto epoch = checkpoint.resume(); epoch < 100; checkpoint.save(++epoch)) {
+        ++epochs;
+        if (epoch == stop_in) {
+          checkpoint.finish();
+          break;
+        }
+        if (epochs == 3) break;  // ends without a word
+      }
+      return std::pair(epochs, checkpoint.finished());
+    };
+    ensure(start(50) == std::pair<std::int64_t, bool>(3, false), "nobody has finished it: epochs 0 to 2");
+    ensure(start(3) == std::pair<std::int64_t, bool>(2, true), "epochs 2 and 3");
+    ensure(start(50) == std::pair<std::int64_t, bool>(0, true), "it stays finished");
+    if (ctx.is_main())
+      ensure(train::read_checkpoint(path).position == train::Position{4, 0}, "after four epochs");
   });
 }

@@ -1,5 +1,6 @@
 // A user's own program when another rank is lost (ddprun --recover=rank): what Checkpoint and DataLoader
 // keep.
+#include <ddprun/run/checkpoint.h>
 #include <ddprun/run/context.h>
 #include <ddprun/run/data_loader.h>
 #include <ddprun/run/distributed.h>
@@ -452,6 +453,26 @@ TEST_CASE("a checkpoint keeps what it is told to, in the file and in memory", "[
   });
   CHECK(updates == std::vector<std::int64_t>{0, 3});
   CHECK(counts == std::vector<std::int64_t>{0, in_memory ? 8 : 7});
+}
+
+TEST_CASE("a training that has finished early stays finished when a rank is lost after that", "[recover]") {
+  const TempDir dir;
+  const auto path = (dir.path() / "checkpoint.pt").string();
+  RecoveringRank rank;
+  std::vector<std::int64_t> begun;
+  rank.run([&](Context& ctx) {
+    DistributedDataParallel<SmallNet> model(ctx, SmallNet());
+    ddprun::Optimizer<torch::optim::SGD> optimizer(model->parameters(), 0.1);
+    Checkpoint checkpoint(ctx, path, model, optimizer);
+    begun.push_back(checkpoint.resume());
+    CHECK(checkpoint.finished() == (ctx.env().round > 0));
+    if (ctx.env().round == 1) return;
+    checkpoint.finish();
+    std::filesystem::remove(path);  // so that only the memory knows
+    throw LostRank();
+  });
+  CHECK(begun == std::vector<std::int64_t>{0, Checkpoint::kNoMore});
+  CHECK(std::filesystem::exists(path));
 }
 
 TEST_CASE("a second checkpoint takes back that the program recovers in place", "[recover]") {

@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -41,6 +43,20 @@ inline void visit_tensors(BatchResult& result, const std::function<void(torch::T
   visit(result.losses);
 }
 
+/// A data set of a task: a shared_ptr that says what it expects.
+struct SharedDataset : std::shared_ptr<const data::Dataset> {
+  SharedDataset(std::nullptr_t = nullptr) {}  // NOLINT(google-explicit-constructor)
+  template <typename Set>
+  SharedDataset(std::shared_ptr<Set> set) {  // NOLINT(google-explicit-constructor)
+    constexpr bool fits = std::derived_from<Set, data::Dataset>;
+    static_assert(
+        fits,
+        "Task: expected a std::shared_ptr to a data set that derives from ddprun::data::Dataset and "
+        "overrides size() and get_batch(indices)");
+    if constexpr (fits) shared_ptr::operator=(std::move(set));
+  }
+};
+
 /// For a training log line. Counts are over all ranks.
 struct TrainProgress {
   std::int64_t epoch;          ///< from 0
@@ -71,10 +87,10 @@ struct Task {
   /// of the parameter or buffer with this name, as ddp::DeferredInit does (sharding/meta_device.h). Otherwise
   /// null.
   std::function<void(const std::string& name, torch::Tensor& values)> initialise;
-  std::shared_ptr<const data::Dataset> train_set;
-  std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
-  std::shared_ptr<const data::Dataset> test_set;        ///< null: none
-  std::vector<ParameterGroup> parameter_groups;         ///< empty: as given by OptimOptions::grouping
+  SharedDataset train_set;
+  SharedDataset validation_set;                  ///< null: none
+  SharedDataset test_set;                        ///< null: none
+  std::vector<ParameterGroup> parameter_groups;  ///< empty: as given by OptimOptions::grouping
   bool shapes_vary = false;            ///< batches of the same size may differ in shape, also between ranks
   bool test_every_epoch = false;       ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;  ///< for validation and test, on each rank

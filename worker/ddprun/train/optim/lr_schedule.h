@@ -23,12 +23,12 @@ struct LrScheduleOptions {
   struct Step {  ///< StepLR
     std::int64_t step_size = 1;
     double gamma = 0.1;
-  } step;
+  } step = {};
 
   struct Cosine {  ///< CosineAnnealingLR
     std::int64_t t_max = 0;
     double eta_min = 0;
-  } cosine;
+  } cosine = {};
 
   struct OneCycle {  ///< OneCycleLR
     double max_lr = 0;
@@ -40,7 +40,7 @@ struct LrScheduleOptions {
     double base_momentum = 0.85, max_momentum = 0.95;
     double div_factor = 25, final_div_factor = 1e4;
     bool three_phase = false;
-  } one_cycle;
+  } one_cycle = {};
 
   struct Plateau {             ///< ReduceLROnPlateau
     std::string monitor = {};  ///< what it watches, for its state alone; empty: not said
@@ -51,7 +51,7 @@ struct LrScheduleOptions {
     bool absolute = false;  ///< threshold_mode: abs, not rel
     std::int64_t cooldown = 0;
     double min_lr = 0, eps = 1e-8;
-  } plateau;
+  } plateau = {};
 };
 
 /// How far a run is, in its own steps.
