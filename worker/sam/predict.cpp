@@ -40,7 +40,8 @@ void check_writable(const std::filesystem::path& file, const std::filesystem::pa
 }
 
 SamProcessor processor_of(const SamImpl& model) {
-  return SamProcessor({.image_size = model.config().vision.image_size, .mask_size = model.config().mask_size()});
+  return SamProcessor(
+      {.image_size = model.config().vision.image_size, .mask_size = model.config().mask_size()});
 }
 
 /// The page's grid of clicks, and the pixels of each mask.
@@ -76,7 +77,10 @@ image::Image masks_of_clicks(Sam& model, const image::Image& picture, const Clic
     const auto framed = processor.points(points, {picture.height, picture.width}).to(torch::kFloat);
     const auto output = model->decode(embedding, {.points = framed}, /*multimask=*/false);
     const auto masks = (processor.mask_logits(output.masks[0].squeeze(1), size) > 0)
-                           .to(torch::kUInt8).mul_(255).permute({1, 0, 2}).contiguous();
+                           .to(torch::kUInt8)
+                           .mul_(255)
+                           .permute({1, 0, 2})
+                           .contiguous();
     std::copy_n(masks.const_data_ptr<std::uint8_t>(), masks.numel(), all.pixel(0, row * grid.height));
   }
   return all;
@@ -137,8 +141,9 @@ std::string click_page(const std::string& name, const image::Image& picture, con
          formatted("<div id=\"place\" style=\"--shape:%g\">",
                    static_cast<double>(picture.width) / picture.height) +
          "<img alt=\"the picture\" " + data(shown_picture(picture, kMostPixels)) +
-         formatted("<canvas data-columns=\"%d\" data-rows=\"%d\" data-width=\"%d\" data-height=\"%d\"></canvas>",
-                   grid.columns, grid.rows, grid.width, grid.height) +
+         formatted(
+             "<canvas data-columns=\"%d\" data-rows=\"%d\" data-width=\"%d\" data-height=\"%d\"></canvas>",
+             grid.columns, grid.rows, grid.width, grid.height) +
          "</div>\n<img hidden alt=\"the masks\" " + data(masks) + "\n<script>" + std::string(kPageScript) +
          "</script>\n</body>\n</html>\n";
 }
