@@ -1,12 +1,14 @@
 // The task sam with models from files, by the real programs, beside the same model in this process.
 #include <torch/types.h>
 
-#include <array>
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include <ddprun/image/image_files.h>
 #include <ddprun/serialize/safetensors.h>
 #include "tests/integration/sam_job.h"
+#include "tests/support/browser.h"
 #include "tests/support/python.h"
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
@@ -74,13 +76,14 @@ image::Image wide_picture() {
   return picture;
 }
 
-/// The mask of two points, x and y of what is meant and of what is not.
-torch::Tensor mask_of(sam::Sam model, const image::Image& picture, std::array<double, 4> points) {
+/// The mask of points, x and y of each: what is meant and what is not.
+torch::Tensor mask_of(sam::Sam model, const image::Image& picture, const std::vector<double>& points,
+                      const std::vector<std::int64_t>& labels = {1, 0}) {
   const torch::NoGradGuard no_grad;
   const sam::ImageSize size{picture.height, picture.width};
-  const auto framed = kProcessor.points(torch::tensor(at::ArrayRef<double>(points)).view({2, 2}), size);
-  const sam::SamPrompts prompts{.points = framed.to(torch::kFloat).view({1, 1, 2, 2}),
-                                .labels = torch::tensor({1, 0}, torch::kInt64).view({1, 1, 2})};
+  const auto framed = kProcessor.points(torch::tensor(points).view({-1, 2}), size);
+  const sam::SamPrompts prompts{.points = framed.to(torch::kFloat).view({1, 1, -1, 2}),
+                                .labels = torch::tensor(labels).view({1, 1, -1})};
   const auto output = model->forward(kProcessor.pixel_values(picture).unsqueeze(0), prompts, false);
   return kProcessor.mask_logits(output.masks[0][0][0], size) > 0;
 }
@@ -176,6 +179,10 @@ TEST_CASE("sam: --predict writes the model's mask at the picture's size, 0 and 2
   REQUIRE((written.width == 90 && written.height == 50 && written.channels == 1));
   const auto bytes = expected.to(torch::kUInt8).mul(255);
   CHECK(std::equal(written.bytes.begin(), written.bytes.end(), bytes.const_data_ptr<std::uint8_t>()));
+  const auto overlay = image::read_png(sam.dir.path() / "mask.overlay.png");
+  CHECK((overlay.width == 630 && overlay.height == 350 && overlay.channels == 4));
+  const auto* point = overlay.pixel(70 * 7 + 3, 12 * 7 + 3);
+  CHECK((point[0] == 230 && point[1] == 20 && point[2] == 20));
 
   check_python(sam.dir.path(), "transformers", R"(
 import numpy as np, torch
@@ -189,6 +196,37 @@ masks = processor.post_process_masks(logits, inputs["original_sizes"], inputs["r
 expected, found = masks[0][0, 0].numpy(), np.array(Image.open("mask.png")) == 255
 assert (expected != found).mean() < 0.01, (expected != found).mean()  # inputs may differ by 1 in 255
 )");
+}
+
+TEST_CASE("sam: --predict --page-out writes a page that shows the mask of a click, without a server",
+          "[sam]") {
+  const SamRun sam;
+  const auto picture = wide_picture();
+  image::write_png(sam.dir.path() / "wide<b>.png", picture);
+  // A click in the middle of cell 24, 4 of the grid of 32 x 18.
+  const std::vector<double> click = {24.5 * 90 / 32 - 0.5, 4.5 * 50 / 18 - 0.5};
+  auto model = tiny_sam(11);
+  const auto part = [&] {
+    return mask_of(model, picture, click, {1}).to(torch::kDouble).mean().item<double>();
+  };
+  for (std::uint64_t seed = 12; seed < 40 && (part() < 0.2 || part() > 0.8); ++seed) model = tiny_sam(seed);
+  REQUIRE((part() > 0.2 && part() < 0.8));
+  write_sam(sam.dir.path() / "model", *model);
+  auto child = start_worker({"sam", "--predict", (sam.dir.path() / "wide<b>.png").string(), "--checkpoint",
+                             (sam.dir.path() / "model").string(),
+                             "--page-out=" + (sam.dir.path() / "page.html").string()});
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto page = read_file(sam.dir.path() / "page.html");
+  CHECK_THAT(page, ContainsSubstring("<h1>wide&lt;b&gt;.png</h1>"));
+  auto clicked = page;
+  clicked.insert(clicked.find("</body>"), R"(<script>addEventListener("load", () => {
+show(24.5 / 32, 4.5 / 18);
+const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+document.title = data.some(value => value > 0) ? said.textContent : "nothing is drawn";
+});</script>)");
+  const auto found = test::shown_in_browser(clicked, {500}).at(0);
+  CHECK(found["title"] == "The mask has " + formatted("%.1f", 100 * part()) + " % of the picture.");
+  CHECK(found["requests"] == 0);
 }
 
 TEST_CASE("sam trains with the loss that --loss names", "[sam]") {
@@ -244,20 +282,24 @@ TEST_CASE("sam: points of a NumPy file are those of a CSV", "[sam]") {
 
 namespace {
 
-/// The Dice of a disc of the best radius around the first point of each image, on average.
+/// The Dice of a disc of the best radius around the point of each prompt, on average.
 double dice_of_disc(const data::Dataset& set) {
   double best = 0;
   for (double radius = 2; radius <= 40; ++radius) {
     double sum = 0;
+    std::int64_t count = 0;
     for (std::int64_t index = 0; index < set.size(); ++index) {
       const auto batch = set.get_batch({index});
-      const auto& truth = sam::truth_of(batch, 0);
-      const auto point = sam::prediction_row(batch, 0, truth).points.at(0);
-      const auto y = torch::arange(truth.size(0)).unsqueeze(1) - point.y;
-      const auto x = torch::arange(truth.size(1)).unsqueeze(0) - point.x;
-      sum += sam::dice_score(y * y + x * x <= radius * radius, truth).item<double>();
+      const auto& truths = sam::truths_of(batch, 0);
+      const auto points = sam::points_of(batch)[0].select(1, 0) *
+                          (static_cast<double>(truths.size(2)) / kProcessor.options().image_size);
+      for (std::int64_t prompt = 0; prompt < truths.size(0); ++prompt, ++count) {
+        const auto y = torch::arange(truths.size(1)).unsqueeze(1) - points[prompt][1];
+        const auto x = torch::arange(truths.size(2)).unsqueeze(0) - points[prompt][0];
+        sum += sam::dice_score(y * y + x * x <= radius * radius, truths[prompt]).item<double>();
+      }
     }
-    best = std::max(best, sum / static_cast<double>(set.size()));
+    best = std::max(best, sum / static_cast<double>(count));
   }
   return best;
 }
@@ -269,8 +311,9 @@ TEST_CASE("a new sam learns by its defaults from the sample, on one rank and on 
   worker::Config config;
   config.task = "sam";
   worker::entry_of(config.task).set_defaults(config);
-  const auto all =
-      std::make_shared<sam::SegmentationDataset>(sample(), kProcessor, sam::SegmentationDataset::Options());
+  const auto prompts = static_cast<int>(config.sam.prompts_per_image);
+  const auto all = std::make_shared<sam::SegmentationDataset>(
+      sample(), kProcessor, sam::SegmentationDataset::Options{.prompts_per_image = prompts});
   const auto disc =
       dice_of_disc(*worker::split_for_validation(all, all->with_fixed_points(), config).validation);
   for (const int ranks : {0, 2}) {

@@ -7,7 +7,7 @@ using namespace ddprun::test;
 
 TEST_CASE("sam trains on two ranks, on the images that come with the programs", "[sam]") {
   const SamRun sam;
-  sam.run(2, "run", {"--epochs=3", "--val-split=0.25"});
+  sam.run(2, "run", {"--epochs=3", "--val-split=0.25", "--prompts-per-image=1"});
   const auto out = sam.dir.path() / "run";
   const auto summary = read_summary(out);
   for (const char* name : {"val_dice", "val_iou", "val_pixel_acc"}) {
@@ -19,12 +19,32 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
   REQUIRE(losses.size() == 3);
   CHECK(std::stod(losses.back()) < std::stod(losses.front()));
   const auto picture = image::read_png(out / "figures/samples.png");
-  CHECK(picture.height > 3 * 100);  // a row for each of three validation images
+  std::vector<double> dice;  // a row for each of three validation images, of which rank 0 has two
+  for (const auto& caption : picture.captions)
+    if (const std::string before = "Predicted Mask, Dice "; caption.text.starts_with(before))
+      dice.push_back(std::stod(caption.text.substr(before.size())));
+  REQUIRE(dice.size() == 3);
+  CHECK(std::ranges::is_sorted(dice));
+  CHECK((dice[0] + dice[1] + dice[2]) / 3 == Approx(summary["val_dice"].get<double>()).margin(2e-4));
   CHECK(image::read_png(out / "figures/training_samples.png").width == picture.width);
   CHECK_THAT(summary["best_checkpoint"].get<std::string>(), ContainsSubstring("sam-epoch=0"));
-  CHECK_THAT(read_file(out / "report.html"), ContainsSubstring("val_dice"));
+  CHECK_THAT(read_file(out / "report.html"), ContainsSubstring("val_dice") &&
+                                                 ContainsSubstring("title=\"epoch 3\"") &&
+                                                 ContainsSubstring("title=\"at the end\""));
   for (const char* name : {"config.json", "model.safetensors", "preprocessor_config.json"})
     CHECK(fs::file_size(out / "best" / name) > 0);
+}
+
+TEST_CASE("sam prints a line for each epoch", "[sam]") {
+  const SamRun sam;
+  Child child(sam.command(2, "run", {"--epochs=3", "--val-split=0.25"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto text = child.out();
+  for (const char* line : {"Epoch 1/3: train_loss ", "Epoch 2/3: train_loss ", "Epoch 3/3: train_loss "})
+    CHECK(count_of(line, text) == 1);
+  CHECK(count_of("Epoch ", text) == 3);
+  CHECK(count_of(", val_loss ", text) >= 3);
+  CHECK(count_of("Validation: ", text) <= 1);  // that of the best, at the end
 }
 
 TEST_CASE("sam: the metrics of three held-out images are the same on one rank and on two", "[sam]") {

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 #include <ddprun/image/image_files.h>
 #include <ddprun/report/html_report.h>
 #include "tests/support/catch.h"
@@ -16,9 +18,10 @@ namespace ddprun::test {
 
 /// The path of Chromium; skips the test without one.
 inline std::string browser() {
+  const char* path = std::getenv("PATH");
   for (const char* name : {"chromium", "google-chrome", "chromium-browser"})
-    for (const char* folder : {"/usr/bin/", "/usr/local/bin/"})
-      if (std::filesystem::exists(std::string(folder) + name)) return std::string(folder) + name;
+    for (const std::filesystem::path folder : split(path == nullptr ? "" : path, ':'))
+      if (std::filesystem::exists(folder / name)) return folder / name;
   skip("no chromium");
 }
 

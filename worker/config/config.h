@@ -53,6 +53,7 @@ struct Config {
     std::filesystem::path embedding_cache;  ///< a folder for a frozen encoder's outputs; empty: none
     std::filesystem::path points;           ///< empty: random points
     std::int64_t points_per_image = 1;      ///< how many random points
+    std::int64_t prompts_per_image = 1;     ///< how many random prompts of an image
   } sam;
 
   train::TrainerOptions train;

@@ -124,6 +124,10 @@ Settings data_settings(Config& config) {
       integer("points-per-image", sam.points_per_image, 1, 256, "how many random points to draw per image")
           .such_as("1")
           .only({"sam"}),
+      integer("prompts-per-image", sam.prompts_per_image, 1, 64,
+              "how many random prompts to draw per image, each with its points")
+          .such_as("8")
+          .only({"sam"}),
       integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples")
           .such_as("12000"),
       integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")

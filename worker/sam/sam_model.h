@@ -68,7 +68,8 @@ using Embedder = std::function<torch::Tensor(const torch::Tensor& pixel_values)>
 Embedder make_embedder(Sam model, const worker::Config& config);
 
 /// `worker sam --predict IMAGE --point X,Y ... --checkpoint DIR --mask-out FILE`: predicts the mask of the
-/// object at the points and writes it as a picture.
+/// object at the points and writes it as a picture, and another one with its outline. With --page-out, writes
+/// a page with the masks of all points.
 ///
 /// argv     argv[0] is the task's name
 /// returns  the exit code

@@ -1,13 +1,9 @@
 // Segment Anything, fine-tuned or trained from scratch with point prompts.
 
-#include <unistd.h>
-
 #include <torch/types.h>
 
-#include <cerrno>
-#include <cstdlib>
+#include <algorithm>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,9 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <ddprun/common/errors.h>
-#include <ddprun/common/settings/command.h>
 #include <ddprun/data/dataset_files.h>
+#include "worker/sam/data/prediction_rows.h"
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/mask_loss.h"
@@ -30,37 +25,56 @@ namespace {
 constexpr std::int64_t kShownSamples = 5;
 constexpr std::size_t kCacheBytes = std::size_t{1} << 30;  // of decoded images, per rank
 
-/// The masks of a batch at its pictures' own sizes: bool [H_i, W_i] each.
-std::vector<torch::Tensor> own_masks(const SamProcessor& processor, const data::Batch& batch,
-                                     const torch::Tensor& logits_B1LL) {
-  std::vector<torch::Tensor> masks;
-  for (std::int64_t i = 0; i < batch.size(); ++i) {
-    const auto& truth = truth_of(batch, i);
-    masks.push_back(
-        processor.mask_logits(logits_B1LL[i][0].to(torch::kFloat), {truth.size(0), truth.size(1)}) > 0);
-  }
-  return masks;
+/// The masks of picture i's prompts at its own size: bool [P, H_i, W_i].
+torch::Tensor own_masks(const SamProcessor& processor, const data::Batch& batch,
+                        const torch::Tensor& logits_BPLL, std::int64_t i) {
+  const auto& truths = truths_of(batch, i);
+  return processor.mask_logits(logits_BPLL[i].to(torch::kFloat), {truths.size(1), truths.size(2)}) > 0;
 }
 
+/// Of each picture, the means over its prompts.
 std::vector<std::pair<std::string, torch::Tensor>> measure(const SamProcessor& processor,
                                                            const data::Batch& batch,
-                                                           const torch::Tensor& logits_B1LL) {
+                                                           const torch::Tensor& logits_BPLL) {
   const torch::NoGradGuard no_grad;
-  std::vector<torch::Tensor> truths;
-  for (std::int64_t i = 0; i < batch.size(); ++i) truths.push_back(truth_of(batch, i));
-  const auto scores = mask_scores(own_masks(processor, batch, logits_B1LL), truths);
-  return {{"dice", scores.dice}, {"iou", scores.iou}, {"pixel_acc", scores.pixel_accuracy}};
+  std::vector<torch::Tensor> masks, truths;
+  for (std::int64_t i = 0; i < batch.size(); ++i) {
+    for (const auto& mask : own_masks(processor, batch, logits_BPLL, i).unbind()) masks.push_back(mask);
+    for (const auto& truth : truths_of(batch, i).unbind()) truths.push_back(truth);
+  }
+  const auto scores = mask_scores(masks, truths);
+  const auto of_pictures = [&](const torch::Tensor& all) { return all.view({batch.size(), -1}).mean(1); };
+  return {{"dice", of_pictures(scores.dice)},
+          {"iou", of_pictures(scores.iou)},
+          {"pixel_acc", of_pictures(scores.pixel_accuracy)}};
 }
 
-image::Image draw_samples(const SamProcessor& processor, const std::vector<train::Evaluated>& evaluated,
-                          const std::string& set) {
+/// The first prompts of pictures with their Dice, the worst first.
+std::vector<PredictionRow> rows_of(const SamProcessor& processor,
+                                   const std::vector<train::Evaluated>& evaluated) {
   std::vector<PredictionRow> rows;
-  for (const auto& [batch, result] : evaluated) {
-    const auto masks = own_masks(processor, batch, result.scores);
-    for (std::int64_t i = 0; i < batch.size(); ++i)
-      rows.push_back(prediction_row(batch, i, masks[static_cast<std::size_t>(i)]));
-  }
-  return draw_prediction_rows(rows, set == "training set" ? "Training" : "Validation");
+  for (const auto& [batch, result] : evaluated)
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+      const auto mask = own_masks(processor, batch, result.scores, i)[0];
+      rows.push_back(prediction_row(batch, i, mask));
+      rows.back().dice = dice_score(mask, truth_of(batch, i)).item<double>();
+    }
+  std::ranges::stable_sort(rows, {}, &PredictionRow::dice);
+  return rows;
+}
+
+/// Sample i alone, without the model's input, which is not drawn.
+train::Evaluated sample_of(const train::Evaluated& evaluated, std::int64_t i) {
+  const auto& [batch, result] = evaluated;
+  const auto alone = [i](const torch::Tensor& all) { return all.narrow(0, i, 1); };
+  train::Evaluated sample{{torch::empty({1, 0}), alone(batch.target)},
+                          {alone(result.losses), {}, alone(result.scores)}};
+  for (const auto part : {kPoints, kPointLabels, kOriginalSizes, kResizedSizes})
+    sample.batch.extra.push_back(alone(batch.extra[part]));
+  sample.batch.extra.push_back(truths_of(batch, i));
+  sample.batch.shown = {picture_of(batch, i)};
+  for (const auto& [name, values] : result.measures) sample.result.measures.emplace_back(name, alone(values));
+  return sample;
 }
 
 void add_data(train::Task& task, const worker::Config& config, const SamProcessor& processor) {
@@ -68,7 +82,10 @@ void add_data(train::Task& task, const worker::Config& config, const SamProcesso
   task.data_source = folder.string();
   SegmentationDataset::Options options;
   options.points = config.sam.points;
-  if (options.points.empty()) options.points_per_image = static_cast<int>(config.sam.points_per_image);
+  if (options.points.empty()) {
+    options.points_per_image = static_cast<int>(config.sam.points_per_image);
+    options.prompts_per_image = static_cast<int>(config.sam.prompts_per_image);
+  }
   options.seed = config.train.seed;
   options.augment = config.data.augment;
   options.cache_bytes = kCacheBytes;
@@ -94,27 +111,28 @@ train::Task make_sam(const worker::Config& config) {
   task.compute_loss = [=](const data::Batch& batch) mutable {
     const SamPrompts prompts{.points = points_of(batch), .labels = point_labels_of(batch)};
     const auto output = model->decode(embed(batch.input), prompts, /*multimask=*/false);
-    const auto logits_B1LL = output.masks.squeeze(1);
-    return train::BatchResult{mask_loss(loss, logits_B1LL, batch.target),
-                              measure(processor, batch, logits_B1LL.detach()), logits_B1LL.detach()};
+    const auto logits_BPLL = output.masks.squeeze(2);
+    const auto losses_BP = mask_loss(loss, logits_BPLL.flatten(0, 1), batch.target.flatten(0, 1))
+                               .view_as(prompts.labels.select(2, 0));
+    return train::BatchResult{losses_BP.mean(1), measure(processor, batch, logits_BPLL.detach()),
+                              logits_BPLL.detach()};
   };
   task.shown_samples = kShownSamples;
+  task.sample_of = sample_of;
   task.draw_samples = [processor](const auto& evaluated, const auto& set) {
-    return draw_samples(processor, evaluated, set);
+    return draw_prediction_rows(rows_of(processor, evaluated),
+                                set == "training set" ? "Training" : "Validation");
+  };
+  task.draw_epoch = [processor](const auto& evaluated) {
+    return draw_overlays(rows_of(processor, evaluated));
   };
   task.write_weights = [shape](const std::filesystem::path& folder, const train::StateDict& weights) {
     write_sam(folder, shape, weights);
   };
   task.best_files = {"model.safetensors", "config.json", "preprocessor_config.json"};
   task.model_config = to_json(shape);
-  task.train_line = worker::epoch_line;
+  task.line_per_epoch = true;
   return task;
-}
-
-/// Called before reading the model, which takes a while. throws  IoError
-void check_writable(const std::filesystem::path& mask) {
-  const auto folder = mask.has_parent_path() ? mask.parent_path() : std::filesystem::path(".");
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) throw IoError(mask, "cannot be written", errno);
 }
 
 /// A new model has everything to learn; one from --checkpoint has much to lose. Leaves settings unset that
@@ -124,6 +142,7 @@ void set_sam_defaults(worker::Config& config) {
   auto& train = config.train;
   config.sam.architecture = is_new ? "small" : "";
   config.sam.points_per_image = config.sam.points.empty() ? 1 : 0;
+  config.sam.prompts_per_image = config.sam.points.empty() ? (is_new ? 8 : 1) : 0;
   config.model.loss = "dice";
   config.data.augment = config.sam.embedding_cache.empty();  // which identifies images by their pixels
   config.data.val_split = is_new ? 0.25 : 0.1;
@@ -145,48 +164,6 @@ void set_sam_defaults(worker::Config& config) {
 }
 
 }  // namespace
-
-int run_predict_command(int argc, char** argv) {
-  std::filesystem::path image, checkpoint, mask_file;
-  std::vector<std::string> points;
-  settings::Command command;
-  command.name = "worker sam";
-  command.usage = "worker sam --predict IMAGE --point X,Y[,0] --checkpoint RUN|DIR|FILE --mask-out FILE";
-  command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
-  command.settings = {
-      settings::help_flag(),
-      settings::path("predict", image, "a PNG or JPEG").type("IMAGE"),
-      settings::list("point", points,
-                     "a pixel of the object, or with ,0 a pixel outside of it; can be repeated")
-          .type("X,Y[,0]"),
-      settings::path("checkpoint", checkpoint,
-                     "the model: a run's folder, or what SamModel of transformers has saved")
-          .type("RUN|DIR|FILE"),
-      settings::path("mask-out", mask_file, "PNG to write: 255 where the mask is, 0 elsewhere"),
-  };
-  std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.size() == 2 && words[0] == "--predict" && (words[1] == "--help" || words[1] == "-h"))
-    words.erase(words.begin());
-  if (!apply_words(words, command, {"predict", "point", "checkpoint", "mask-out"})) return EXIT_SUCCESS;
-
-  const auto prompted = read_prompted_picture(image, points);
-  check_writable(mask_file);
-  const torch::NoGradGuard no_grad;
-  auto model = read_sam(checkpoint);
-  model->eval();
-  const SamProcessor processor(
-      {.image_size = model->config().vision.image_size, .mask_size = model->config().mask_size()});
-  const auto batch = make_prompted_batch({prompted}, processor);
-  const auto output =
-      model->forward(batch.input, {.points = points_of(batch), .labels = point_labels_of(batch)},
-                     /*multimask=*/false);
-  const auto mask =
-      processor.mask_logits(output.masks[0][0][0], {prompted.picture->height, prompted.picture->width}) > 0;
-  write_mask(mask_file, mask);
-  std::cout << "wrote " << mask_file.string() << ": " << mask.sum().item<std::int64_t>() << " of "
-            << mask.numel() << " pixels" << std::endl;
-  return EXIT_SUCCESS;
-}
 
 }  // namespace ddprun::sam
 

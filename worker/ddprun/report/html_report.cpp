@@ -25,8 +25,9 @@ std::string image_of(const Figure& figure) {
 }
 
 /// The image with its texts, which grow and shrink with it.
-std::string panel_of(const Figure& figure) {
-  auto html = formatted("<div class=\"panel\" style=\"--of:%lld\">", static_cast<long long>(figure.width)) +
+std::string panel_of(const Figure& figure, const std::string& attributes = "") {
+  auto html = formatted("<div class=\"panel\"%s style=\"--of:%lld\">", attributes.c_str(),
+                        static_cast<long long>(figure.width)) +
               image_of(figure);
   for (const auto& text : figure.texts)
     html += formatted("<span%s style=\"--x:%g;--y:%g;--width:%g\">", text.wrong ? " class=\"wrong\"" : "",
@@ -35,14 +36,50 @@ std::string panel_of(const Figure& figure) {
   return html + "</div>";
 }
 
+/// Without JavaScript the last figure is shown, and no slider.
+constexpr std::string_view kSliderScript = R"(
+for (const figure of document.querySelectorAll(".epochs")) {
+  const slider = figure.querySelector("input"), panels = [...figure.querySelectorAll(".panel")];
+  const show = () => {
+    panels.forEach((panel, i) => { panel.hidden = i !== Number(slider.value); });
+    figure.querySelector("output").textContent = panels[slider.value].title;
+    slider.setAttribute("aria-valuetext", panels[slider.value].title);
+  };
+  slider.oninput = show;
+  slider.hidden = false;
+  show();
+}
+)";
+
+/// The figures of epochs, one of which is shown.
+std::string slider(const HtmlReport& report) {
+  std::vector<const Figure*> frames;
+  for (const auto& figure : report.figures)
+    if (!figure.epoch.empty()) frames.push_back(&figure);
+  if (frames.empty()) return "";
+  const auto last = frames.size() - 1;
+  auto html = "<figure class=\"wide epochs\"><figcaption>Over the epochs: <output>" +
+              html_text(frames[last]->epoch) + "</output></figcaption>" +
+              formatted(
+                  "<input type=\"range\" min=\"0\" max=\"%zu\" value=\"%zu\" hidden "
+                  "autocomplete=\"off\" aria-label=\"epoch\">\n",
+                  last, last);
+  for (const auto* frame : frames)
+    html += panel_of(*frame, " title=\"" + html_text(frame->epoch) + "\"" +
+                                 (frame == frames[last] ? "" : " hidden")) +
+            "\n";
+  return html + "</figure>\n";
+}
+
 std::string figures(const HtmlReport& report, bool curves) {
   std::string html;
   for (const auto& figure : report.figures) {
-    if (figure.curves != curves) continue;
+    if (figure.curves != curves || !figure.epoch.empty()) continue;
     html += std::string(figure.width >= 1024 ? "<figure class=\"wide\">" : "<figure>") +
             (figure.title.empty() ? "" : element("figcaption", figure.title)) +
             (figure.texts.empty() ? image_of(figure) : panel_of(figure)) + "</figure>\n";
   }
+  if (!curves) html += slider(report);
   if (html.empty()) return "";
   return element("h2", curves ? "Curves" : "Pictures") + "\n<div class=\"figures\">\n" + html + "</div>\n";
 }
@@ -121,6 +158,7 @@ std::string to_html(const HtmlReport& report) {
   if (interactive)
     html += script(" type=\"application/json\" id=\"data\"", script_data(report.runs_json)) +
             script("", kDygraphsScript) + script("", kPageScript);
+  if (html.find("class=\"wide epochs\"") != std::string::npos) html += script("", kSliderScript);
   return html + "</body>\n</html>\n";
 }
 

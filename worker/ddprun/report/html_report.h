@@ -30,7 +30,8 @@ struct Figure {
   std::string description;  ///< the alternative text
   std::int64_t width = 0;   ///< on the page; 0: its width in pixels
   std::vector<FigureText> texts = {};
-  bool curves = false;  ///< shown only where page.js does not draw them
+  bool curves = false;     ///< shown only where page.js does not draw them
+  std::string epoch = {};  ///< "epoch 24": figures that have one are shown in one place, with a slider
 };
 
 /// A part of the page: a table, preformatted text (a configuration), or both.

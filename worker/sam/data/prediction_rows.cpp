@@ -14,11 +14,25 @@ namespace {
 constexpr int kMostRows = 5, kColumns = 4;
 constexpr int kMargin = 18, kGap = 18, kTitle = 34;
 constexpr int kWidth = 320, kMostHeight = 400;  // of a panel
+constexpr int kSmallSide = 200, kSmallTitle = 26;
 constexpr int kWholeWidth = 2 * kMargin + kColumns * kWidth + (kColumns - 1) * kGap;
 
 using Rgb = std::array<std::uint8_t, 3>;
 constexpr Rgb kWhite = {255, 255, 255}, kRed = {230, 20, 20}, kBlue = {30, 110, 235}, kEdge = {190, 194, 200},
               kBlack = {0, 0, 0}, kGreen = {0, 230, 118}, kOrange = {255, 145, 0};
+
+/// The picture as RGB, stretched in contrast if it is grey.
+image::Image for_display(const image::Image& picture) {
+  auto rgb = image::to_rgb(picture);
+  auto& bytes = rgb.bytes;
+  for (std::size_t i = 0; i < bytes.size(); i += 3)
+    if (bytes[i] != bytes[i + 1] || bytes[i] != bytes[i + 2]) return rgb;
+  const auto [lowest, highest] = std::ranges::minmax(bytes);
+  if (lowest == highest) return rgb;
+  const int range = highest - lowest;
+  for (auto& byte : bytes) byte = static_cast<std::uint8_t>((255 * (byte - lowest) + range / 2) / range);
+  return rgb;
+}
 
 /// Scales a picture to RGBA: a new pixel is the mean of the pixels it covers, or the one that covers it.
 image::Image resized(const image::Image& picture, int width, int height) {
@@ -76,17 +90,22 @@ void draw_contour(image::Image& onto, const image::Image& mask, int reach, Rgb c
         std::copy_n(colour.data(), 3, onto.pixel(x, y));
 }
 
-/// The picture with the predicted mask in orange, and the true one's contour in green. Coloured lines lie on
-/// black ones, so that they stand out from any picture.
-image::Image overlaid(const PredictionRow& row, image::Image picture) {
-  const auto truth = resized(shown_mask(row.truth), picture.width, picture.height);
+/// The picture with the predicted mask in orange, and the contours of both masks, the true one's in green.
+/// Coloured lines lie on black ones, so that they stand out from any picture.
+///
+/// reach  half of a line's width, in pixels
+image::Image overlaid(const PredictionRow& row, image::Image picture, int reach) {
   const auto predicted = resized(shown_mask(row.predicted), picture.width, picture.height);
+  const bool with_truth = !row.truth.bytes.empty();
+  const auto truth =
+      with_truth ? resized(shown_mask(row.truth), picture.width, picture.height) : image::Image();
   for (int y = 0; y < picture.height; ++y)
     for (int x = 0; x < picture.width; ++x)
       if (*predicted.pixel(x, y) >= 128) blend(picture.pixel(x, y), kOrange, 0.35);
-  for (const auto* mask : {&truth, &predicted}) draw_contour(picture, *mask, 3 * kScale, kBlack);
-  draw_contour(picture, truth, kScale, kGreen);
-  draw_contour(picture, predicted, kScale, kOrange);
+  if (with_truth) draw_contour(picture, truth, 3 * reach, kBlack);
+  draw_contour(picture, predicted, 3 * reach, kBlack);
+  if (with_truth) draw_contour(picture, truth, reach, kGreen);
+  draw_contour(picture, predicted, reach, kOrange);
   return picture;
 }
 
@@ -113,13 +132,13 @@ struct Panel {
   int left = 0, top = 0;
 };
 
-Panel panel_of(const image::Image& rgb, int column, int top) {
-  const double scale = std::min(kScale * static_cast<double>(kWidth) / rgb.width,
-                                kScale * static_cast<double>(kMostHeight) / rgb.height);
-  const int width = std::clamp(static_cast<int>(std::lround(scale * rgb.width)), 1, kScale * kWidth);
-  const int height = std::clamp(static_cast<int>(std::lround(scale * rgb.height)), 1, kScale * kMostHeight);
-  const int left = kMargin + column * (kWidth + kGap);
-  return {resized(rgb, width, height), kScale * left + (kScale * kWidth - width) / 2, kScale * top};
+/// Fits the picture into a place that begins at `left` and `top` and is `width` wide, in units.
+Panel panel_of(const image::Image& rgb, int left, int top, int place, int most_height) {
+  const double scale = std::min(kScale * static_cast<double>(place) / rgb.width,
+                                kScale * static_cast<double>(most_height) / rgb.height);
+  const int width = std::clamp(static_cast<int>(std::lround(scale * rgb.width)), 1, kScale * place);
+  const int height = std::clamp(static_cast<int>(std::lround(scale * rgb.height)), 1, kScale * most_height);
+  return {resized(rgb, width, height), kScale * left + (kScale * place - width) / 2, kScale * top};
 }
 
 void paste(const Panel& panel, image::Image& onto) {
@@ -132,8 +151,11 @@ void paste(const Panel& panel, image::Image& onto) {
 }
 
 /// Draws onto the figure, so that points at a picture's edge are not cut off.
-void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row, double arm) {
-  constexpr double kThickness = 2.6 * kScale, kHalo = 2.4 * kScale;
+///
+/// unit  of a line's width: half of what a panel of a row has
+void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row, double arm,
+                 double unit = kScale) {
+  const double thickness = 2.6 * unit, halo = 2.4 * unit;
   const double scale_x = static_cast<double>(panel.picture.width) / row.picture.width;
   const double scale_y = static_cast<double>(panel.picture.height) / row.picture.height;
   for (const auto& point : row.points) {
@@ -142,9 +164,16 @@ void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& 
     if (!inside) continue;
     const double x = panel.left + (point.x + 0.5) * scale_x - 0.5;
     const double y = panel.top + (point.y + 0.5) * scale_y - 0.5;
-    draw_cross(figure, x, y, arm, kThickness + kHalo, kWhite);
-    draw_cross(figure, x, y, arm, kThickness, point.foreground ? kRed : kBlue);
+    draw_cross(figure, x, y, arm, thickness + halo, kWhite);
+    draw_cross(figure, x, y, arm, thickness, point.foreground ? kRed : kBlue);
   }
+}
+
+int left_of(int column) { return kMargin + column * (kWidth + kGap); }
+
+/// "Dice 0.8312" after `before`; empty if it is not known.
+std::string dice_text(const PredictionRow& row, const char* before = "") {
+  return row.dice ? before + formatted("Dice %.4f", *row.dice) : "";
 }
 
 }  // namespace
@@ -158,27 +187,67 @@ image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const 
     const auto& row = rows[i];
     const int top = bottom + kTitle;
     tops.push_back(top);
-    panels.push_back(panel_of(image::to_rgb(row.picture), 0, top));
-    panels.push_back(panel_of(shown_mask(row.truth), 1, top));
-    panels.push_back(panel_of(shown_mask(row.predicted), 2, top));
-    panels.push_back(panel_of(image::to_rgb(row.picture), 3, top));
-    panels.back().picture = overlaid(row, std::move(panels.back().picture));
+    const auto picture = for_display(row.picture);
+    const auto add = [&](const image::Image& rgb) {
+      const auto column = static_cast<int>(panels.size()) % kColumns;
+      panels.push_back(panel_of(rgb, left_of(column), top, kWidth, kMostHeight));
+    };
+    for (const auto& rgb : {picture, shown_mask(row.truth), shown_mask(row.predicted), picture}) add(rgb);
+    panels.back().picture = overlaid(row, std::move(panels.back().picture), kScale);
     for (auto panel = panels.end() - kColumns; panel != panels.end(); ++panel)
       bottom = std::max(bottom, top + panel->picture.height / kScale + kGap / 2);
   }
-  const std::array titles = {part + " Image with Points", std::string("Ground Truth Mask"),
-                             std::string("Predicted Mask"), std::string("Truth Green, Prediction Orange")};
   auto figure = image::make_image(kScale * kWholeWidth, kScale * (bottom + kMargin - kGap / 2), 4);
-  for (const int top : tops)
-    for (int column = 0; column < kColumns; ++column)
-      figure.captions.push_back({kScale * (kMargin + column * (kWidth + kGap)),
-                                 kScale * (top - kTitle / 2 - 5), kScale * kWidth,
-                                 titles[static_cast<std::size_t>(column)]});
+  for (std::size_t i = 0; i < tops.size(); ++i) {
+    int column = 0;
+    for (const auto& title :
+         {part + " Image with Points", std::string("Ground Truth Mask"),
+          "Predicted Mask" + dice_text(rows[i], ", "), std::string("Truth Green, Prediction Orange")})
+      figure.captions.push_back(
+          {kScale * left_of(column++), kScale * (tops[i] - kTitle / 2 - 5), kScale * kWidth, title});
+  }
   for (const auto& panel : panels) paste(panel, figure);
   for (std::size_t i = 0; i < tops.size(); ++i) {
     draw_points(figure, panels[kColumns * i], rows[i], 7 * kScale);
     draw_points(figure, panels[kColumns * i + 3], rows[i], 2 * kScale);  // hides little of the masks
   }
+  return figure;
+}
+
+image::Image draw_overlays(const std::vector<PredictionRow>& rows) {
+  if (rows.empty()) return image::draw_image_grid({});
+  const int count = static_cast<int>(std::min<std::size_t>(rows.size(), kMostRows));
+  constexpr int kStep = kSmallSide + kGap;
+  auto figure = image::make_image(kScale * (2 * kMargin + count * kStep - kGap),
+                                  kScale * (2 * kMargin + kSmallSide + kSmallTitle), 4);
+  for (int i = 0; i < count; ++i) {
+    const auto& row = rows[static_cast<std::size_t>(i)];
+    const int left = kMargin + i * kStep;
+    auto panel = panel_of(for_display(row.picture), left, kMargin, kSmallSide, kSmallSide);
+    panel.picture = overlaid(row, std::move(panel.picture), 1);
+    paste(panel, figure);
+    draw_points(figure, panel, row, kScale, 1);
+    figure.captions.push_back(
+        {kScale * left, kScale * (kMargin + kSmallSide + 6), kScale * kSmallSide, dice_text(row)});
+  }
+  return figure;
+}
+
+image::Image shown_picture(const image::Image& picture, int longest) {
+  const double scale = std::min(1.0, static_cast<double>(longest) / std::max(picture.width, picture.height));
+  const auto side = [scale](int old) { return std::max(1, static_cast<int>(std::lround(scale * old))); };
+  return resized(for_display(picture), side(picture.width), side(picture.height));
+}
+
+image::Image draw_prediction(const PredictionRow& row) {
+  constexpr int kSmall = 640;
+  const auto picture = for_display(row.picture);
+  const int longest = std::max(picture.width, picture.height), times = std::max(1, kSmall / longest);
+  const int reach = std::max(1, times * longest / kSmall);
+  Panel whole{resized(picture, times * picture.width, times * picture.height)};
+  whole.picture = overlaid(row, std::move(whole.picture), reach);
+  auto figure = whole.picture;
+  draw_points(figure, whole, row, 3 * reach, reach);
   return figure;
 }
 

@@ -54,20 +54,21 @@ at::Tensor as_tensor(const std::shared_ptr<const image::Image>& picture) {
       bytes, {picture->height, picture->width, 3}, [picture](void*) {}, torch::kUInt8);
 }
 
-at::Tensor coordinates_of(const PromptedPicture& picture, const SamProcessor& processor) {
-  const auto count = static_cast<std::int64_t>(picture.points.size());
+at::Tensor coordinates_of(const std::vector<PromptPoint>& prompt, ImageSize size,
+                          const SamProcessor& processor) {
+  const auto count = static_cast<std::int64_t>(prompt.size());
   auto points = torch::empty({count, 2}, torch::kDouble);
   auto* out = points.mutable_data_ptr<double>();
-  for (const auto& point : picture.points) {
+  for (const auto& point : prompt) {
     *out++ = point.x;
     *out++ = point.y;
   }
-  return processor.points(points, size_of(*picture.picture));
+  return processor.points(points, size);
 }
 
-at::Tensor labels_of(const PromptedPicture& picture) {
+at::Tensor labels_of(const std::vector<PromptPoint>& prompt) {
   std::vector<std::int64_t> labels;
-  for (const auto& point : picture.points) labels.push_back(point.foreground ? 1 : 0);
+  for (const auto& point : prompt) labels.push_back(point.foreground ? 1 : 0);
   return torch::tensor(labels, torch::kInt64);
 }
 
@@ -212,17 +213,26 @@ data::Batch make_raw_batch(const std::vector<PromptedPicture>& pictures, const S
     const auto truth =
         picture.truth.defined() ? picture.truth : torch::zeros({size.height, size.width}, torch::kUInt8);
     inputs.push_back(processor.pixels(*picture.picture));
-    targets.push_back(processor.low_resolution_mask(truth, side).unsqueeze(0));
-    points.push_back(coordinates_of(picture, processor));
-    labels.push_back(labels_of(picture));
+    std::vector<at::Tensor> masks;
+    const auto add_prompt = [&](const std::vector<PromptPoint>& prompt, const at::Tensor& mask) {
+      masks.push_back(mask);
+      targets.push_back(processor.low_resolution_mask(mask, side));
+      points.push_back(coordinates_of(prompt, size, processor));
+      labels.push_back(labels_of(prompt));
+    };
+    add_prompt(picture.points, truth);
+    for (const auto& [prompt, mask] : picture.more) add_prompt(prompt, mask);
     originals.push_back(size);
     resized.push_back(processor.resized(size));
-    truths.push_back(truth);
+    truths.push_back(torch::stack(masks));
   }
   const auto prompts = pad_points(points, labels);
+  const auto images = static_cast<std::int64_t>(pictures.size());
+  const auto by_image = [&](const at::Tensor& all) { return all.unflatten(0, {images, -1}); };
   data::Batch batch{torch::stack(inputs),
-                    torch::stack(targets),
-                    {prompts.points.to(torch::kFloat), prompts.labels, sizes(originals), sizes(resized)}};
+                    by_image(torch::stack(targets)),
+                    {by_image(prompts.points.squeeze(1).to(torch::kFloat)),
+                     by_image(prompts.labels.squeeze(1)), sizes(originals), sizes(resized)}};
   batch.extra.insert(batch.extra.end(), truths.begin(), truths.end());
   batch.extra.push_back(processor.colours());
   for (const auto& picture : pictures) batch.shown.push_back(as_tensor(picture.picture));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddprun/data/dataset.h>
@@ -102,17 +103,19 @@ struct PromptedPicture {
   std::shared_ptr<const image::Image> picture;  ///< RGB
   std::vector<PromptPoint> points;              ///< one prompt; may be empty
   at::Tensor truth = {};                        ///< uint8 [H, W], 0 or 1; undefined: unknown
+  /// Further prompts, and their true masks.
+  std::vector<std::pair<std::vector<PromptPoint>, at::Tensor>> more = {};
 };
 
-/// Makes a batch of B prompted pictures. S: the model's image_size, L: its mask_size, N: the most points of
-/// any picture, at least 1.
+/// Makes a batch of B prompted pictures. S: the model's image_size, L: its mask_size, P: the prompts of each
+/// picture, as many of all, N: the most points of any prompt, at least 1.
 ///   input                  float [B, 3, S, S], resized, normalised and padded
-///   target                 float [B, 1, L, L], the true mask, 0 in the padding and where it is unknown
-///   extra[kPoints]         float [B, 1, N, 2], points as x, y in the model's frame
-///   extra[kPointLabels]    int64 [B, 1, N], 1 foreground, 0 background, -10 no point
+///   target                 float [B, P, L, L], the true masks, 0 in the padding and where they are unknown
+///   extra[kPoints]         float [B, P, N, 2], points as x, y in the model's frame
+///   extra[kPointLabels]    int64 [B, P, N], 1 foreground, 0 background, -10 no point
 ///   extra[kOriginalSizes]  int64 [B, 2], height and width of the picture
 ///   extra[kResizedSizes]   int64 [B, 2], the same in the model's frame
-///   extra[kFirstTruth + i] uint8 [H_i, W_i], the true mask at picture i's own size
+///   extra[kFirstTruth + i] uint8 [P, H_i, W_i], the true masks at picture i's own size
 ///   shown[i]               uint8 [H_i, W_i, 3], picture i; shared memory, do not write to it
 data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 
@@ -128,14 +131,16 @@ inline const at::Tensor& points_of(const data::Batch& batch) { return batch.extr
 inline const at::Tensor& point_labels_of(const data::Batch& batch) { return batch.extra[kPointLabels]; }
 inline const at::Tensor& original_sizes_of(const data::Batch& batch) { return batch.extra[kOriginalSizes]; }
 inline const at::Tensor& resized_sizes_of(const data::Batch& batch) { return batch.extra[kResizedSizes]; }
-inline const at::Tensor& truth_of(const data::Batch& batch, std::int64_t i) {
+inline const at::Tensor& truths_of(const data::Batch& batch, std::int64_t i) {
   return batch.extra[kFirstTruth + static_cast<std::size_t>(i)];
 }
+/// Of the first prompt: [H_i, W_i].
+inline at::Tensor truth_of(const data::Batch& batch, std::int64_t i) { return truths_of(batch, i)[0]; }
 inline const at::Tensor& picture_of(const data::Batch& batch, std::int64_t i) {
   return batch.shown[static_cast<std::size_t>(i)];
 }
 
-/// Picture i of a batch with its points and masks, for drawing.
+/// Picture i of a batch with its first prompt's points and masks, for drawing.
 ///
 /// predicted  [H_i, W_i], nonzero inside the mask; batch and mask may be on any device
 PredictionRow prediction_row(const data::Batch& batch, std::int64_t i, const at::Tensor& predicted);

@@ -103,7 +103,7 @@ image::LabelMap read_labels(const fs::path& mask) {
   return image::decode_png_labels(bytes, mask, kMaxSegmentedPixels);
 }
 
-constexpr int kMaxPoints = 256;
+constexpr int kMaxPoints = 256, kMaxPrompts = 64, kMaxDrawn = 1024;
 constexpr double kBrightest = 2;  // of an augmented picture; the darkest has half its original brightness
 constexpr std::uint64_t kBlocksOfAnEpoch = 1024;  // of 4 numbers each; a point takes 2
 
@@ -258,6 +258,10 @@ SegmentationDataset::SegmentationDataset(const std::filesystem::path& folder, Sa
   if (options.points_per_image < 1 || options.points_per_image > kMaxPoints)
     throw std::invalid_argument(
         c10::str("SegmentationDataset: expected 1 <= points_per_image <= ", kMaxPoints));
+  if (options.prompts_per_image < 1 || options.prompts_per_image > kMaxPrompts ||
+      options.prompts_per_image * options.points_per_image > kMaxDrawn)
+    throw std::invalid_argument(c10::str("SegmentationDataset: expected 1 <= prompts_per_image <= ",
+                                         kMaxPrompts, ", and at most ", kMaxDrawn, " points in all"));
   if (!options.points.empty())
     points_ = for_flag("--points", [&] { return read_points(options.points, size()); });
   check_headers();
@@ -323,7 +327,10 @@ PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<
   }
   PromptedPicture result{{image, &image->picture}, {}};
   if (points_.empty()) {
-    result.points = draw(image->instances, index, epoch);
+    const auto prompts = draw(image->instances, index, epoch);
+    result.points = prompts.front();
+    for (std::size_t i = 1; i < prompts.size(); ++i)
+      result.more.emplace_back(prompts[i], region_of(image->instances, prompts[i]));
   } else {
     for (const auto& point : points_[static_cast<std::size_t>(index)])
       result.points.push_back(turn(point, image->picture.width, image->picture.height));
@@ -332,17 +339,19 @@ PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<
   return result;
 }
 
-std::vector<PromptPoint> SegmentationDataset::draw(const image::LabelMap& map, std::int64_t index,
-                                                   std::optional<std::int64_t> epoch) const {
+std::vector<std::vector<PromptPoint>> SegmentationDataset::draw(const image::LabelMap& map,
+                                                                std::int64_t index,
+                                                                std::optional<std::int64_t> epoch) const {
   const auto turn = epoch ? static_cast<std::uint64_t>(*epoch) + 1 : 0;
   at::Philox4_32 random(options_.seed, static_cast<std::uint64_t>(index), turn * kBlocksOfAnEpoch);
   const auto instances = instances_of(map);
-  std::vector<PromptPoint> points;
-  for (int i = 0; i < options_.points_per_image; ++i) {
-    const auto number = instances.numbers[data::uniform_below(instances.numbers.size(), random())];
-    points.push_back(pixel_of(map, number, data::uniform_below(instances.pixels[number], random())));
-  }
-  return points;
+  std::vector<std::vector<PromptPoint>> prompts(static_cast<std::size_t>(options_.prompts_per_image));
+  for (auto& points : prompts)
+    for (int i = 0; i < options_.points_per_image; ++i) {
+      const auto number = instances.numbers[data::uniform_below(instances.numbers.size(), random())];
+      points.push_back(pixel_of(map, number, data::uniform_below(instances.pixels[number], random())));
+    }
+  return prompts;
 }
 
 void SegmentationDataset::check_inside(std::int64_t index, std::int64_t width, std::int64_t height) const {

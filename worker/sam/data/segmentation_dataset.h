@@ -73,6 +73,7 @@ class SegmentationDataset : public data::Dataset {
   struct Options {
     std::filesystem::path points = {};  ///< for read_points(); empty: draw them
     int points_per_image = 1;           ///< how many to draw, 1 .. 256
+    int prompts_per_image = 1;          ///< how many to draw, each with its own points, 1 .. 64
     std::uint64_t seed = 0;             ///< for drawing
     bool augment = false;               ///< in training, turn, mirror, brighten or darken images at random
     std::size_t cache_bytes = 0;        ///< limit for decoded images kept in memory
@@ -80,7 +81,8 @@ class SegmentationDataset : public data::Dataset {
 
   /// folder  for find_segmentation_pairs()
   /// throws  IoError: something missing or inconsistent in the folder, the files' headers (sizes) or the file
-  ///         of points; std::invalid_argument unless points_per_image is in 1 .. 256
+  ///         of points; std::invalid_argument unless points_per_image is in 1 .. 256, prompts_per_image in
+  ///         1 .. 64, and there are at most 1024 points in all
   SegmentationDataset(const std::filesystem::path& folder, SamProcessor processor, const Options& options);
 
   /// The same images with the same points in every epoch, for validation. Shares decoded images.
@@ -99,8 +101,8 @@ class SegmentationDataset : public data::Dataset {
  private:
   data::Batch raw_batch(const std::vector<std::int64_t>& indices, std::optional<std::int64_t> epoch) const;
   PromptedPicture prompted(std::int64_t index, std::optional<std::int64_t> epoch) const;
-  std::vector<PromptPoint> draw(const image::LabelMap& instances, std::int64_t index,
-                                std::optional<std::int64_t> epoch) const;
+  std::vector<std::vector<PromptPoint>> draw(const image::LabelMap& instances, std::int64_t index,
+                                             std::optional<std::int64_t> epoch) const;
   void check_headers() const;
   void check_inside(std::int64_t index, std::int64_t width, std::int64_t height) const;
 

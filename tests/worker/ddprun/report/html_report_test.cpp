@@ -52,6 +52,33 @@ TEST_CASE("the page asks nobody for anything", "[html_report]") {
   CHECK(html.find("@import") == std::string::npos);
 }
 
+TEST_CASE("pictures of epochs share a place, with a slider", "[html_report]") {
+  HtmlReport report;
+  for (const char* epoch : {"epoch 1", "epoch 2", "at the <end>"})
+    report.figures.push_back({.title = "",
+                              .media_type = "image/png",
+                              .bytes = image::encode_png(image::make_image(40, 20, 3, 90)),
+                              .description = epoch,
+                              .width = 20,
+                              .epoch = epoch});
+  const auto html = to_html(report);
+  CHECK_THAT(html, ContainsSubstring("<input type=\"range\" min=\"0\" max=\"2\" value=\"2\" hidden"));
+  CHECK_THAT(html, ContainsSubstring("title=\"epoch 1\" hidden"));
+  CHECK_THAT(html, ContainsSubstring("title=\"at the &lt;end&gt;\" style"));  // shown without JavaScript
+  CHECK_THAT(html, !ContainsSubstring(" src=\"http"));
+  auto moved = html;
+  moved.insert(moved.find("</body>"), R"(<script>{
+const slider = document.querySelector(".epochs input");
+slider.value = 0;
+slider.dispatchEvent(new Event("input"));
+document.title = [...document.querySelectorAll(".panel")].map(panel => panel.hidden ? "-" : panel.title);
+}</script>)");
+  const auto found = test::shown_in_browser(moved, {600}).at(0);
+  CHECK(found["title"] == "epoch 1,-,-");
+  CHECK_THAT(found["text"].get<std::string>(), ContainsSubstring("Over the epochs: epoch 1"));
+  CHECK(found["needed"] == found["width"]);
+}
+
 TEST_CASE("a report of nothing is a page", "[html_report]") {
   const auto html = to_html({});
   CHECK(html.starts_with("<!doctype html>"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -38,6 +39,21 @@ TEST_CASE("a row is the picture, the true mask, the predicted one and all of the
   CHECK(figure.pixel(figure.width / 8, middle)[3] == 255);                   // as it is in dark mode too
   CHECK(figure.pixel(1, 1)[3] == 0);
   CHECK(count(figure, 230, 20, 20) == 0);
+}
+
+TEST_CASE("a grey picture is drawn from black to white, a coloured one as it is", "[prediction_rows]") {
+  auto row = row_of(64, 64);
+  const auto shown = [&] {
+    const auto figure = draw_prediction_rows({row});
+    const auto* pixel = figure.pixel(figure.width / 8, figure.height - 100);
+    return std::vector<int>{pixel[0], pixel[1], pixel[2]};
+  };
+  row.picture = make_image(64, 64, 3, 10);
+  std::fill_n(row.picture.pixel(0, 0), 3, 8);
+  std::fill_n(row.picture.pixel(1, 0), 3, 18);
+  CHECK(shown() == std::vector<int>{51, 51, 51});  // as imshow: 255 * (10 - 8) / (18 - 8)
+  row.picture.pixel(1, 0)[2] = 19;
+  CHECK(shown() == std::vector<int>{10, 10, 10});
 }
 
 TEST_CASE("the contours of both masks stand out from any picture", "[prediction_rows]") {
@@ -106,6 +122,49 @@ TEST_CASE("titles name the part", "[prediction_rows]") {
     CHECK(caption.x + caption.width <= training.width);
     CHECK(training.pixel(caption.x + caption.width / 2, caption.y + 20)[3] == 0);
   }
+}
+
+TEST_CASE("a known Dice is in the row's caption", "[prediction_rows]") {
+  auto row = row_of(20, 20);
+  row.dice = 0.83124;
+  const auto captions = draw_prediction_rows({row, row_of(20, 20)}).captions;
+  REQUIRE(captions.size() == 8);
+  CHECK(captions[2].text == "Predicted Mask, Dice 0.8312");
+  CHECK(captions[6].text == "Predicted Mask");
+}
+
+TEST_CASE("overlays are five pictures with the masks side by side, with the Dice below",
+          "[prediction_rows]") {
+  auto row = row_of(64, 64, {{.x = 32, .y = 32}});
+  row.truth = make_image(64, 64, 1, 0);
+  for (int y = 20; y < 40; ++y)
+    for (int x = 20; x < 40; ++x) *row.truth.pixel(x, y) = 1;
+  row.dice = 0.25;
+  const auto figure = draw_overlays(std::vector<PredictionRow>(7, row));
+  REQUIRE(figure.captions.size() == 5);
+  CHECK(figure.captions[4].text == "Dice 0.2500");
+  CHECK(figure.captions[4].x + figure.captions[4].width <= figure.width);
+  CHECK(figure.width > 4 * figure.height / 2);
+  CHECK(count(figure, 0, 230, 118) > 5 * 4 * 100);
+  CHECK(count(figure, 230, 20, 20) > 5);
+  CHECK(draw_overlays({}).captions.at(0).text == "no samples");
+}
+
+TEST_CASE("a prediction is the picture with the mask's outline and the points", "[prediction_rows]") {
+  auto row = row_of(64, 32, {{.x = 30, .y = 16}, {.x = 5, .y = 5, .foreground = false}});
+  row.truth = {};
+  row.predicted = make_image(64, 32, 1, 0);
+  for (int y = 10; y < 24; ++y)
+    for (int x = 20; x < 40; ++x) *row.predicted.pixel(x, y) = 255;
+  const auto figure = draw_prediction(row);
+  CHECK((figure.width == 640 && figure.height == 320));
+  CHECK(is_near(figure.pixel(600, 300), 90, 90, 90));
+  CHECK(is_near(figure.pixel(250, 120), 148, 109, 59));
+  CHECK(count(figure, 255, 145, 0) > 600);
+  CHECK(is_near(figure.pixel(305, 165), 230, 20, 20));
+  CHECK(is_near(figure.pixel(55, 55), 30, 110, 235));
+  row.picture = make_image(2000, 1000, 3, 90);
+  CHECK(draw_prediction(row).width == 2000);
 }
 
 TEST_CASE("pictures of any sizes and channels are drawn", "[prediction_rows]") {

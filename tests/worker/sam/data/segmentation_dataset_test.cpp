@@ -152,6 +152,33 @@ TEST_CASE("points that are drawn lie in instances, other ones in every epoch", "
   CHECK(seen.size() == 20);
 }
 
+TEST_CASE("an image has several prompts, each with its own mask, the first as if it were alone",
+          "[segmentation_dataset]") {
+  const Images images;
+  const auto set = images.set({.prompts_per_image = 6, .seed = 7}), alone = images.set({.seed = 7});
+  std::set<std::vector<float>> seen;
+  int inside = 0;
+  for (std::int64_t epoch = 0; epoch < 5; ++epoch) {
+    const auto batch = set.get_epoch_batch({0, 2}, epoch), single = alone.get_epoch_batch({0, 2}, epoch);
+    REQUIRE(batch.target.sizes() == at::IntArrayRef{2, 6, 16, 16});
+    REQUIRE(sam::points_of(batch).sizes() == at::IntArrayRef{2, 6, 1, 2});
+    CHECK(batch.target.narrow(1, 0, 1).equal(single.target));
+    CHECK(sam::points_of(batch).narrow(1, 0, 1).equal(sam::points_of(single)));
+    CHECK(sam::truth_of(batch, 0).equal(sam::truth_of(single, 0)));
+    for (std::int64_t i = 0; i < 2; ++i)
+      for (std::int64_t p = 0; p < 6; ++p) {  // the point is inside its own mask
+        const auto at = sam::points_of(batch)[i][p][0].div(4).floor().to(torch::kLong);
+        inside += batch.target[i][p][at[1].item<int>()][at[0].item<int>()].item<int>();
+        seen.insert({sam::points_of(batch)[i][p][0][0].item<float>(),
+                     sam::points_of(batch)[i][p][0][1].item<float>()});
+      }
+  }
+  CHECK(inside > 50);  // of 60; a small mask's border can be a pixel off
+  CHECK(seen.size() > 20);
+  CHECK(set.get_batch({0, 2}).target.size(1) == 6);
+  CHECK(sam::truths_of(set.get_batch({2}), 0).sizes() == at::IntArrayRef{6, 20, 30});
+}
+
 TEST_CASE("each instance is drawn as often, whatever its size", "[segmentation_dataset]") {
   const SegmentationFolder folder;
   folder.add_image("a.png", 100, 10);
@@ -236,6 +263,8 @@ TEST_CASE("points of images that are not there and wrong options are refused at 
   CHECK_THROWS_AS(images.set({.points = "/no/such/points.csv"}), IoError);
   CHECK_THROWS_AS(images.set({.points_per_image = 0}), std::invalid_argument);
   CHECK_THROWS_AS(images.set({.points_per_image = 257}), std::invalid_argument);
+  CHECK_THROWS_AS(images.set({.prompts_per_image = 0}), std::invalid_argument);
+  CHECK_THROWS_AS(images.set({.points_per_image = 200, .prompts_per_image = 6}), std::invalid_argument);
 }
 
 TEST_CASE("what headers tell is refused before training, for PNG and JPEG images", "[segmentation_dataset]") {

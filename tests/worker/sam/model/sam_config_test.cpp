@@ -57,6 +57,7 @@ TEST_CASE("sam's defaults are those of a new model, or of one of --checkpoint", 
       {"lr_schedule", "cosine", "none"},
       {"ema", 0.98, 0},
       {"patience", 150, 10},
+      {"prompts_per_image", 8, 1},
       {"warmup_steps", 5, 50}};
   for (const auto& [key, of_fresh, of_released] : of_each) {
     CAPTURE(key);
@@ -83,7 +84,8 @@ TEST_CASE("what --checkpoint or --points would make idle is refused by name", "[
       {{{"--checkpoint=a", "--architecture=small"}, "architecture"},
        {{"--checkpoint=a", "--image-size=64"}, "image-size"},
        {{"--checkpoint=a", "--init-weights=b"}, "init-weights"},
-       {{"--points=a", "--points-per-image=1"}, "points-per-image"}}));
+       {{"--points=a", "--points-per-image=1"}, "points-per-image"},
+       {{"--points=a", "--prompts-per-image=2"}, "prompts-per-image"}}));
   const auto first = words[0].substr(0, words[0].find('='));
   CHECK_THROWS_AS(parse_sam(words), UsageError);
   CHECK_THROWS_WITH(parse_sam(words), first + " and --" + second + ": expected at most one of them");

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/text.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
@@ -29,6 +30,13 @@ std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
   return copies;
 }
 
+/// Whether the report's slider shows this epoch, from 1: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... Most changes
+/// early, and of a long run there are still few.
+bool is_shown_epoch(std::int64_t epoch) {
+  while (epoch % 2 == 0) epoch /= 2;
+  return epoch == 1 || epoch == 3;
+}
+
 }  // namespace
 
 RunEvaluation::RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log,
@@ -49,9 +57,10 @@ void RunEvaluation::sanity_check() {
   if (run_.task.validation_set && batches > 0) evaluate(*run_.task.validation_set, batches);
 }
 
-bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
+bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row, bool with_line) {
   const SecondsAdded seconds(evaluation_seconds_);
   const bool test = which == Set::kTest;
+  samples_.reset();
   last_.reset();  // frees its memory first
   last_ = evaluate(test ? *run_.task.test_set : *run_.task.validation_set);
   if (!last_) return false;
@@ -59,17 +68,17 @@ bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::Metric
   drawn_ = false;
   (test ? test_ : validation_) = last_->totals;
   last_->totals.append_to(row, test ? "test" : "val");
-  log_.result_line(test ? "Test set" : "Validation", last_->totals);
+  if (with_line) log_.result_line(test ? "Test set" : "Validation", last_->totals);
   if (test && run_.task.test_every_epoch)
     log_.warn_unless_finite("test loss", last_->totals.mean_loss(), at.step);
-  if (Clock::now() >= draw_at_) draw_last(at.step);
+  if (draw_is_due()) draw_last(at.step);
   return true;
 }
 
-bool RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
+bool RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row, bool with_line) {
   return model_.with_averages([&] {
     model_.synchronize_buffers();  // those of the averages: a checkpoint contains them
-    return evaluate_set(which, at, row);
+    return evaluate_set(which, at, row, with_line);
   });
 }
 
@@ -90,7 +99,10 @@ std::optional<report::MetricRow> RunEvaluation::end_of_epoch(const TrainState& a
   auto row = new_row(at);
   train_->append_to(row, "train", "train_loss_epoch");
   const bool validates = run_.task.validation_set && run_.options.val_every_steps == 0;
-  if (validates && !evaluate_now(Set::kValidation, at, row)) return std::nullopt;
+  const bool one_line = run_.task.line_per_epoch;
+  if (validates && !evaluate_now(Set::kValidation, at, row, !one_line)) return std::nullopt;
+  if (one_line) log_.epoch_line(at.epoch, row);
+  if (validates && is_shown_epoch(at.epoch + 1)) draw_epoch(formatted("%06ld", at.epoch + 1), at.step);
   if (run_.task.test_set && run_.task.test_every_epoch && !evaluate_now(Set::kTest, at, row))
     return std::nullopt;
   train_seconds_ += epoch.seconds;
@@ -168,15 +180,35 @@ void RunEvaluation::draw_figures(std::int64_t step) {
     log_.figure("training_samples", "train_samples", step,
                 [&] { return Figure{run_.task.draw_samples(trained_, "training set")}; });
   if (last_ && !drawn_) draw_last(step);
+  if (last_) draw_epoch("end", step);
+}
+
+bool RunEvaluation::draw_is_due() const {
+  const bool due = Clock::now() >= draw_at_;
+  return run_.task.sample_of ? ddp::any_rank_true(run_.group, due && run_.on_rank_0()) : due;
+}
+
+const std::vector<Evaluated>& RunEvaluation::samples() {
+  if (!samples_)
+    samples_ = run_.task.sample_of ? worst_of_all(run_.group, last_->shown, run_.task.shown_samples)
+                                   : on_cpu(last_->shown);
+  return *samples_;
+}
+
+void RunEvaluation::draw_epoch(const std::string& name, std::int64_t step) {
+  if (!run_.task.draw_epoch || !run_.options.report) return;
+  const auto& worst = samples();
+  log_.figure("epochs/" + name, "val_epochs", step, [&] { return Figure{run_.task.draw_epoch(worst)}; });
 }
 
 void RunEvaluation::draw_last(std::int64_t step) {
   const auto begin = Clock::now();
   const bool test = last_set_ == Set::kTest;
   const std::string tag = test ? "test_" : "val_", set = test ? "test set" : "validation set";
+  if (run_.task.sample_of && run_.options.report) samples();
   if (run_.task.draw_samples)
     log_.figure("samples", tag + "samples", step,
-                [&] { return Figure{run_.task.draw_samples(on_cpu(last_->shown), set)}; });
+                [&] { return Figure{run_.task.draw_samples(samples(), set)}; });
   if (last_->confusion)
     log_.figure("confusion", tag + "confusion", step, [&] {
       const auto counts = last_->confusion->sums();

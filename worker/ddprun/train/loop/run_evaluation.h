@@ -56,18 +56,24 @@ class RunEvaluation {
   /// Remembers the samples for training_samples.png. Costs a copy from the device.
   void show_training(const data::Batch& batch, const BatchResult& result);
 
-  /// Writes training_samples.png and, if missing, the last evaluation's samples.png and confusion.svg.
+  /// Writes training_samples.png and, if missing, the last evaluation's samples.png and confusion.svg; and
+  /// the last picture of the report's slider.
   void draw_figures(std::int64_t step);
 
  private:
   bool has_diverged(const TrainState& at) const;
   enum class Set { kValidation, kTest };
   /// With the current weights. Adds to the row and prints a line. False if it was left.
-  bool evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
+  bool evaluate_set(Set which, const TrainState& at, report::MetricRow& row, bool with_line = true);
   /// With the averaged weights, if there are any.
-  bool evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
+  bool evaluate_now(Set which, const TrainState& at, report::MetricRow& row, bool with_line = true);
+  bool draw_is_due() const;
+  /// The last evaluation's, for Task::draw_samples. With Task::sample_of every rank calls it.
+  const std::vector<Evaluated>& samples();
   /// Samples and confusion matrix of the last evaluation.
   void draw_last(std::int64_t step);
+  /// A picture of the report's slider, figures/epochs/NAME.png.
+  void draw_epoch(const std::string& name, std::int64_t step);
   report::MetricRow new_row(const TrainState& at) const;
 
   std::optional<Evaluation> evaluate(const data::Dataset& set, std::int64_t max_batches = 0);
@@ -80,6 +86,7 @@ class RunEvaluation {
   std::optional<Totals> train_, validation_, test_;  // the latest, over all ranks
   std::vector<Evaluated> trained_;                   // on the CPU; rank 0's
   std::optional<Evaluation> last_;                   // of validation or test
+  std::optional<std::vector<Evaluated>> samples_;    // of last_
   Set last_set_ = Set::kValidation;
   bool drawn_ = false;         // whether the last evaluation is drawn
   Clock::time_point draw_at_;  // the next time at which an evaluation may be drawn

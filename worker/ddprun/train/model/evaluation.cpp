@@ -1,9 +1,13 @@
 #include <ddprun/train/model/evaluation.h>
 
-#include <algorithm>
-#include <stdexcept>
-
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
 
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset.h>
@@ -11,6 +15,84 @@
 #include <ddprun/group/collectives.h>
 
 namespace ddprun::train {
+namespace {
+
+/// Of a single sample; without a number, it is the worst.
+double score_of(const Evaluated& sample) {
+  const auto score = sample.result.measures.at(0).second.item<double>();
+  return std::isnan(score) ? -std::numeric_limits<double>::infinity() : score;
+}
+
+/// Adds the batch's samples to those kept, of which the worst stay.
+void keep_worst(std::vector<Evaluated>& kept, const Task& task, Evaluated batch, std::int64_t counted) {
+  for (auto& [name, values] : batch.result.measures) values = values.cpu();
+  for (std::int64_t i = 0; i < counted; ++i) {
+    auto sample = task.sample_of(batch, i);
+    kept.insert(std::ranges::upper_bound(kept, score_of(sample), {}, score_of), std::move(sample));
+    if (std::cmp_greater(kept.size(), task.shown_samples)) kept.pop_back();
+  }
+}
+
+using Tensors = c10::List<at::Tensor>;
+
+/// For unpacked(): result and batch, each as a list.
+std::string packed(const std::vector<Evaluated>& samples) {
+  c10::impl::GenericList all(at::AnyType::get());
+  const auto add = [&](const std::vector<at::Tensor>& tensors) {
+    Tensors copies;  // without the rest of the memory that a view has a part of
+    for (const auto& tensor : tensors) copies.push_back(tensor.detach().cpu().clone());
+    all.push_back(copies);
+  };
+  for (const auto& [batch, result] : samples) {
+    std::vector<at::Tensor> results = {result.losses, result.scores};
+    for (const auto& [name, values] : result.measures) results.push_back(values);
+    add(results);
+    add(batch.tensors());
+    add(batch.shown);
+  }
+  const auto bytes = torch::jit::pickle_save(all);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<Evaluated> unpacked(const std::string& bytes) {
+  const auto value = torch::jit::pickle_load({bytes.begin(), bytes.end()});
+  const auto all = value.toListRef();
+  const auto vector_at = [&](std::size_t i) { return all[i].toTensorVector(); };
+  std::vector<Evaluated> samples;
+  for (std::size_t i = 0; i < all.size(); i += 3) {
+    const auto results = vector_at(i), tensors = vector_at(i + 1);
+    BatchResult result{results.at(0), {}, results.at(1)};
+    for (std::size_t k = 2; k < results.size(); ++k) result.measures.emplace_back("", results[k]);
+    samples.push_back({{tensors.at(0), tensors.at(1), {tensors.begin() + 2, tensors.end()}, vector_at(i + 2)},
+                       std::move(result)});
+  }
+  return samples;
+}
+
+}  // namespace
+
+std::vector<Evaluated> worst_of_all(const ddp::ProcessGroup& group, const std::vector<Evaluated>& own,
+                                    std::int64_t count) {
+  std::vector<std::pair<double, std::size_t>> found;  // scores and ranks
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool any = std::cmp_less(i, own.size());
+    const auto scores = ddp::all_gather(
+        group, any ? score_of(own[static_cast<std::size_t>(i)]) : std::numeric_limits<double>::quiet_NaN());
+    for (std::size_t rank = 0; rank < scores.size(); ++rank)
+      if (!std::isnan(scores[rank])) found.emplace_back(scores[rank], rank);
+  }
+  std::ranges::stable_sort(found);
+  if (std::cmp_greater(found.size(), count)) found.resize(static_cast<std::size_t>(count));
+  const auto of_this = std::ranges::count(found, static_cast<std::size_t>(group.rank()),
+                                          [](const auto& each) { return each.second; });
+  std::vector<std::vector<Evaluated>> by_rank;
+  for (const auto& bytes : ddp::all_gather(group, packed({own.begin(), own.begin() + of_this})))
+    by_rank.push_back(unpacked(bytes));
+  std::vector<std::size_t> next(by_rank.size());
+  std::vector<Evaluated> worst;
+  for (const auto& [score, rank] : found) worst.push_back(std::move(by_rank[rank][next[rank]++]));
+  return worst;
+}
 
 Totals::Totals(const std::vector<std::string>& measures) {
   for (const auto& name : measures) measures_.emplace_back(name, Mean());
@@ -76,7 +158,10 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
     const auto result = model.evaluate(*batch);
     found.totals.add(result, counted);
     if (found.confusion) found.confusion->add(result.scores, batch->target, counted);
-    if (shown < task.shown_samples) found.shown.push_back({*batch, result});
+    if (task.sample_of)
+      keep_worst(found.shown, task, {*batch, result}, counted);
+    else if (shown < task.shown_samples)
+      found.shown.push_back({*batch, result});
     shown += batch->size();
     to_count -= counted;
     after_batch();

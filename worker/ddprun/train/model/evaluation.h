@@ -45,8 +45,13 @@ class Totals {
 struct Evaluation {
   Totals totals;                                  ///< over all ranks
   std::optional<ConfusionMatrix> confusion = {};  ///< over all ranks, if the task names classes
-  std::vector<Evaluated> shown = {};              ///< this rank's, for Task::draw_samples
+  std::vector<Evaluated> shown = {};              ///< this rank's, for Task::draw_samples or worst_of_all()
 };
+
+/// The samples with the lowest first measures, the lowest first: of each rank's, which Task::sample_of has
+/// made and which are in this order. Every rank calls it, and gets them all, on the CPU.
+std::vector<Evaluated> worst_of_all(const ddp::ProcessGroup& group, const std::vector<Evaluated>& own,
+                                    std::int64_t count);
 
 /// The model's loss and measures on a data set, over all ranks: every example counts once. Leaves the module
 /// in eval mode.

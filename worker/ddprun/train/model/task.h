@@ -104,7 +104,15 @@ struct Task {
   /// CPU, and the name of the set: "training set", "validation set" or "test set".
   std::function<image::Image(const std::vector<Evaluated>&, const std::string& set)> draw_samples;
   std::int64_t shown_samples = 0;
+  /// With it, draw_samples gets the `shown_samples` held-out samples of all ranks with the lowest first
+  /// measures, the lowest first: each as a batch of its own, which this makes of sample i. All its tensors
+  /// are defined. It holds only what draw_samples needs, as it is sent to rank 0.
+  std::function<Evaluated(const Evaluated&, std::int64_t i)> sample_of;
+  /// With sample_of: draws the same samples for the report's slider over epochs; may be null.
+  std::function<image::Image(const std::vector<Evaluated>&)> draw_epoch;
 
+  /// Rank 0 prints one line about an epoch and its validation: "Epoch 3/20: train_loss 0.31, val_loss 0.35".
+  bool line_per_epoch = false;
   // Log lines; may be null. Rank 0 prints train_line at every log interval, every rank prints the others.
   std::function<std::string(const TrainProgress&)> train_line;
   std::function<std::string(const RankEpoch&)> epoch_begin_line;

@@ -230,6 +230,17 @@ void RunLog::progress(const TrainState& at, const TrainProgress& progress, bool 
   row(figures);
 }
 
+void RunLog::epoch_line(std::int64_t epoch, const report::MetricRow& row) {
+  auto line = formatted("Epoch %ld/%ld", epoch + 1, run_.options.epochs);
+  const char* between = ": ";
+  for (const auto& [name, value] : row) {
+    if (!name.starts_with("train_") && !name.starts_with("val_")) continue;
+    line += between + (name == "train_loss_epoch" ? "train_loss" : name) + formatted(" %.4f", value);
+    between = ", ";
+  }
+  print(line);
+}
+
 void RunLog::result_line(const std::string& set, const Totals& totals) {
   print(train::result_line(set, totals));
 }

@@ -64,6 +64,8 @@ class RunLog {
   /// more  added to the row
   void progress(const TrainState& at, const TrainProgress& progress, bool with_line, double learning_rate,
                 const report::MetricRow& more);
+  /// "Epoch 3/20: train_loss 0.3100, train_dice 0.7000, val_loss 0.3500": the row's figures of the sets.
+  void epoch_line(std::int64_t epoch, const report::MetricRow& row);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
   /// Writes the figure to figures/ and, under this metric, to TensorBoard, if the run has a report. Errors

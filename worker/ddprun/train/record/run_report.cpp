@@ -80,6 +80,12 @@ std::string description_of(const report::LineChart& chart) {
   return text;
 }
 
+/// "epoch 24" of "000024", "at the end" of "end"
+std::string epoch_text(const std::string& stem) {
+  const auto first = stem.find_first_not_of('0');
+  return stem == "end" ? "at the end" : "epoch " + (first == std::string::npos ? stem : stem.substr(first));
+}
+
 /// A file of the run's folder, as the page shows it. throws IoError
 report::Figure figure_in(const std::filesystem::path& file) {
   report::Figure figure{"", "image/svg+xml", read_file(file), file.stem()};
@@ -88,6 +94,8 @@ report::Figure figure_in(const std::filesystem::path& file) {
   const auto picture = image::decode_png(figure.bytes, file);
   figure.title = picture.title;
   figure.width = picture.width / image::kPixelScale;
+  if (file.parent_path().filename() == "epochs")  // 000024.png, end.png
+    figure.epoch = figure.description = epoch_text(file.stem());
   for (const auto& [x, y, width, text, wrong] : picture.captions)
     figure.texts.push_back({static_cast<double>(x) / image::kPixelScale,
                             static_cast<double>(y) / image::kPixelScale,
@@ -305,12 +313,14 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
     drawn.insert(name + ".svg");
   }
   std::set<std::filesystem::path> others;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error))
-    if (const auto& file = entry->path();
-        (file.extension() == ".png" || file.extension() == ".svg") && !drawn.contains(file.filename()))
-      others.insert(file);
+  for (const auto& in : {folder, folder / "epochs"}) {
+    std::error_code error;
+    for (std::filesystem::directory_iterator entry(in, error), end; !error && entry != end;
+         entry.increment(error))
+      if (const auto& file = entry->path();
+          (file.extension() == ".png" || file.extension() == ".svg") && !drawn.contains(file.filename()))
+        others.insert(file);
+  }
   for (const auto& path : others) {
     try {
       figures.push_back(figure_in(path));

@@ -39,7 +39,8 @@ Figure draw_confusion(const report::ConfusionMatrix& matrix, const std::string& 
 /// Writes a file; creates the folder. throws IoError
 void write_figure(const std::filesystem::path& file, const std::string& bytes);
 
-/// For the report: the charts, then the folder's other SVG and PNG files by name, if they can be read.
+/// For the report: the charts, then the folder's other SVG and PNG files by name, if they can be read. Those
+/// in its folder epochs/, 000024.png and end.png, are for the slider.
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
                                            const std::vector<NamedChart>& charts);
 

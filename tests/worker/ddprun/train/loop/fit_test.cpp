@@ -172,6 +172,31 @@ TEST_CASE("a confusion matrix counts every sample of all ranks once", "[fit]") {
   });
 }
 
+TEST_CASE("a task that says what a sample is shows the worst of all ranks, also over the epochs", "[fit]") {
+  const TempDir dir;
+  run_ranks(2, [&](const ProcessGroup& group) {
+    auto task = numbered_task(5, 7);
+    task.sample_of = [](const Evaluated& all, std::int64_t i) {
+      const auto alone = [i](const torch::Tensor& tensor) { return tensor.narrow(0, i, 1); };
+      Evaluated sample{all.batch.mapped(alone), {alone(all.result.losses), {}, alone(all.result.scores)}};
+      for (const auto& [name, values] : all.result.measures)  // the later of an example, the worse
+        sample.result.measures.emplace_back(name, -alone(values));
+      return sample;
+    };
+    task.draw_epoch = [](const std::vector<Evaluated>& worst) {
+      return image::make_image(static_cast<int>(worst.size()), 1, 3);
+    };
+    fit(task, two_epochs_in(dir.path()), group);
+  });
+  const auto samples = image::read_png(dir.path() / "figures/samples.png");
+  CHECK((samples.bytes[0] == 106 && samples.bytes[1] == 105 && samples.bytes[2] == 104));
+  CHECK(samples.bytes[3] == 0);  // no more than shown_samples
+  CHECK(samples.bytes.back() == 1);
+  for (const char* name : {"000001.png", "000002.png", "end.png"})
+    CHECK(image::read_png(dir.path() / "figures/epochs" / name).width == 3);
+  CHECK_THAT(read_file(dir.path() / "report.html"), ContainsSubstring("title=\"epoch 2\" hidden"));
+}
+
 TEST_CASE("a run leaves its pictures, its configuration and what its ranks used", "[fit]") {
   const TempDir dir;
   run_in(dir.path());

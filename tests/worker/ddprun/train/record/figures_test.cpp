@@ -90,6 +90,16 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
   CHECK(report_figures(dir.path() / "none", {}).empty());
 }
 
+TEST_CASE("pictures of epochs are in the report in their order, for its slider", "[figures]") {
+  const TempDir dir;
+  for (const char* name : {"end", "000024", "000003", "samples"})
+    write_figure(dir.path() / (name == std::string("samples") ? "" : "epochs") / (std::string(name) + ".png"),
+                 image::encode_png(image::make_image(4, 4, 3)));
+  Names names;
+  for (const auto& figure : report_figures(dir.path(), {})) names.push_back(figure.epoch);
+  CHECK(names == Names{"epoch 3", "epoch 24", "at the end", ""});
+}
+
 TEST_CASE("figures that cannot be written are refused by name", "[figures]") {
   CHECK_THROWS_AS(write_figure("/dev/null/figures/samples.png", ""), IoError);
 }
