@@ -15,6 +15,8 @@ export NINJA_STATUS=${NINJA_STATUS:-'[%p, %f of %t, %e s] '}
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
+has_nvidia_driver() { [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null; }
+
 # Prints the calling script's opening comment and exits.
 usage() {
   sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//;p}' "$0"

@@ -6,6 +6,7 @@ usage: speedup.py RUN_FOLDER... [--picture FILE.svg]
 """
 import argparse
 import json
+import math
 import pathlib
 import sys
 from xml.sax.saxutils import escape
@@ -57,38 +58,73 @@ def table(runs):
                f"{efficiency:.0f} % |")
 
 
+# The inks of worker's charts (worker/ddprun/report/charts.cpp), on a white ground and on a dark one.
+INKS = {"ground": ("#ffffff", "#16191d"), "ink": ("#212429", "#e6e8ea"), "quiet": ("#61666e", "#9aa1a9"),
+        "grid": ("#dee0e6", "#30373f"), "on": ("#ffffff", "#16191d"),
+        "c0": ("#2563eb", "#6ea8fe"), "c1": ("#ea580c", "#fb923c")}
+LEFT, TOP, WIDTH, HEIGHT, BETWEEN = 56, 84, 320, 330, 72  # of a panel, and to the next one
+
+
+def text(x, y, words, ink="ink", anchor="middle", more=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{ink}" fill="{INKS[ink][0]}" {more}>{escape(words)}</text>'
+
+
+def line(x, y, right, ink, more=""):
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" class="{ink}" stroke="{INKS[ink][0]}" {more}/>'
+
+
+def nice_step(most):
+    """1, 2 or 5 times a power of ten, so that at most six lines of the grid fit below it."""
+    power = 10 ** math.floor(math.log10(most / 6))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 6)
+
+
+def panel(left, title, labels, values, ideals, shown):
+    """Bars with their values, on a grid; a dashed line is the ideal."""
+    most = 1.08 * max(values + ideals)
+    step = nice_step(most)
+
+    def height(value):
+        return TOP + HEIGHT * (1 - value / most)
+
+    yield text(left, TOP - 18, title, anchor="start", more='font-size="14" font-weight="bold"')
+    for i in range(int(most / step) + 1):
+        yield line(left, height(i * step), left + WIDTH, "grid")
+        yield text(left - 8, height(i * step) + 4, f"{i * step:g}", "quiet", "end", 'font-size="12"')
+    place = WIDTH / len(values)
+    for i, (label, value, ideal) in enumerate(zip(labels, values, ideals)):
+        middle, half = left + (i + 0.5) * place, min(0.32 * place, 40)
+        yield (f'<rect x="{middle - half:.1f}" y="{height(value):.1f}" width="{2 * half:.1f}" height="{TOP + HEIGHT - height(value):.1f}" '
+               f'class="c0" fill="{INKS["c0"][0]}"/>')
+        yield line(middle - half - 4, height(ideal), middle + half + 4, "c1", 'stroke-width="2" stroke-dasharray="6 4"')
+        # In the bar if the ideal's line is where it would be above it.
+        above = value >= ideal or height(value) - height(ideal) > 20 or TOP + HEIGHT - height(value) < 24
+        yield text(middle, height(value) + (-6 if above else 18), shown(value), "ink" if above else "on", more='font-weight="bold"')
+        yield text(middle, TOP + HEIGHT + 20, label, "quiet")
+    yield text(left + WIDTH / 2, TOP + HEIGHT + 42, "ranks", "quiet")
+
+
 def picture(runs):
-    """The measured and the ideal speed-up over the number of ranks, as an SVG file."""
+    """Bars of speed-up and efficiency for each number of ranks, as an SVG file."""
     first = runs[0]["world_size"]
     ranks = [run["world_size"] for run in runs]
-    measured = [speedup_of(run, runs[0]) for run in runs]
-    ideal = [rank / first for rank in ranks]
-    left, top, right, bottom = 70, 60, 780, 440
-    most = max(measured + ideal)
-    span = max(ranks[-1] - first, 1)
-
-    def place(rank, speedup):
-        return f"{left + (rank - first) / span * (right - left):.1f},{bottom - speedup / most * (bottom - top):.1f}"
-
-    def curve(values, colour):
-        points = " ".join(place(rank, value) for rank, value in zip(ranks, values))
-        marks = "".join('<circle cx="{}" cy="{}" r="4"/>'.format(*point.split(",")) for point in points.split())
-        return f'<g stroke="{colour}" fill="{colour}"><polyline points="{points}" fill="none" stroke-width="2"/>{marks}</g>'
-
-    def text(x, y, words, more=""):
-        return f'<text x="{x}" y="{y}" {more}>{escape(words)}</text>'
-
-    labels = [text(*place(rank, 0).split(","), str(rank), 'dy="20" text-anchor="middle"') for rank in ranks]
-    labels += [text(*place(first, value).split(","), f"{value:g}", 'dx="-8" dy="4" text-anchor="end"') for value in ideal]
+    speedups = [speedup_of(run, runs[0]) for run in runs]
+    ideals = [rank / first for rank in ranks]
+    labels = [str(rank) for rank in ranks]
+    efficiencies = [100 * speedup / ideal for speedup, ideal in zip(speedups, ideals)]
+    of = f"{first} rank" + ("" if first == 1 else "s")
+    right = LEFT + WIDTH + BETWEEN
+    dark = "\n".join(f".{name}:not([stroke]) {{ fill: {ink}; }}\n.{name}[stroke] {{ stroke: {ink}; }}" for name, (_, ink) in INKS.items())
     return "\n".join([
-        '<svg xmlns="http://www.w3.org/2000/svg" width="800" height="500" font-family="sans-serif" font-size="13">',
-        '<rect width="800" height="500" fill="white"/>',
-        text(14, 26, f"{runs[0]['task']}: speed-up", 'font-size="16" font-weight="bold"'),
-        text(14, 48, "measured", 'fill="#0072b2"'), text(90, 48, "ideal", 'fill="#d55e00"'),
-        f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#888"/>', *labels,
-        text((left + right) / 2, 485, "ranks", 'text-anchor="middle"'),
-        text(-250, 20, f"times as fast as {first}", 'text-anchor="middle" transform="rotate(-90)"'),
-        curve(measured, "#0072b2"), curve(ideal, "#d55e00"), "</svg>\n"])
+        '<svg xmlns="http://www.w3.org/2000/svg" width="800" height="480" viewBox="0 0 800 480" font-size="13" '
+        "font-family=\"system-ui, 'DejaVu Sans', Arial, sans-serif\">",
+        f"<style>\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n</style>",
+        f'<rect width="800" height="480" class="ground" fill="{INKS["ground"][0]}"/>',
+        text(14, 26, f"{runs[0]['task']}: speed-up and efficiency", anchor="start", more='font-size="16" font-weight="bold"'),
+        line(700, 22, 724, "c1", 'stroke-width="2" stroke-dasharray="6 4"'), text(730, 26, "ideal", anchor="start"),
+        *panel(LEFT, f"speed-up: times as fast as {of}", labels, speedups, ideals, "{:.2f}".format),
+        *panel(right, "efficiency: % of the ideal speed-up", labels, efficiencies, [100] * len(ranks), "{:.0f} %".format),
+        "</svg>\n"])
 
 
 def main():

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/launch_command.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
@@ -93,6 +94,7 @@ void forget_other_job() {
       ::unsetenv(name);
   ::unsetenv(kJobIdVariable);
   ::unsetenv(kLauncherVariable);
+  ::unsetenv(kCommandVariable);
 }
 
 }  // namespace ddprun::launcher

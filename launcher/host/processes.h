@@ -59,8 +59,9 @@ bool is_cgroup_of_slurm_job(const std::string& cgroup, const std::string& job);
 bool is_inside_job_of(const std::string& mark, const std::optional<std::string>& slurm_job,
                       const std::vector<Ancestor>& ancestors);
 
-/// Removes what this process has inherited from a worker of a job that it is not part of: DDPRUN_JOB_ID and
-/// DDPRUN_LAUNCHER, and TORCHELASTIC_ERROR_FILE and TORCHELASTIC_TIMER_FILE if they name that job's files.
+/// Removes what this process has inherited from a worker of a job that it is not part of: DDPRUN_JOB_ID,
+/// DDPRUN_LAUNCHER and DDPRUN_COMMAND, and TORCHELASTIC_ERROR_FILE and TORCHELASTIC_TIMER_FILE if they name
+/// that job's files.
 void forget_other_job();
 
 }  // namespace ddprun::launcher

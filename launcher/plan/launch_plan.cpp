@@ -3,15 +3,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
+#include <ddprun/common/launch_command.h>
 #include <ddprun/common/text.h>
 #include "launcher/host/gpu_list.h"
 #include "launcher/host/processes.h"
 
 namespace ddprun::launcher {
 namespace {
+
+constexpr std::size_t kMostCommandBytes = std::size_t{32} << 10;  // a variable may have 128 KiB
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
@@ -74,6 +78,16 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
   return std::max(1, topology.cpus / workers);
 }
 
+std::string own_command(const Options& options) {
+  auto words = options.hosts.words;
+  const auto& program = options.program;  // it may also come from a --config file
+  if (words.size() >= program.size() && std::equal(program.rbegin(), program.rend(), words.rbegin()))
+    words.resize(words.size() - program.size());
+  if (!words.empty() && words.back() == "--") words.pop_back();
+  words.insert(words.begin(), ::program_invocation_name);
+  return shown_command(words);
+}
+
 std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
   const auto& ours = worker_variable_names();
   const bool by_gpus = !plan.options.gpus.empty();
@@ -84,7 +98,7 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
     if (name == kJobIdVariable) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
-               name != kLauncherVariable &&
+               name != kLauncherVariable && name != kCommandVariable &&
                ((plan.placement.visible_gpus.empty() && !by_gpus) || !chooses_gpus(name))) {
       env.push_back(variable);
     }
@@ -97,6 +111,8 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
   env.push_back(std::string(kJobIdVariable) + "=" + job);
   env.push_back(std::string(kLauncherVariable) + "=" +
                 launcher_mark(::getpid(), process_env("SLURM_JOB_ID")));
+  if (auto command = own_command(plan.options); command.size() <= kMostCommandBytes)
+    env.push_back(std::string(kCommandVariable) + "=" + std::move(command));
   std::string signals;
   for (const int signal : plan.options.ending_signals)
     signals += (signals.empty() ? "" : ",") + signal_name(signal);

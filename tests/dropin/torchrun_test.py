@@ -30,6 +30,7 @@ DIFFERENCES = {
     "OMP_NUM_THREADS": (r"\d+", "the share of the CPUs and not 1"),
     "DDPRUN_JOB_ID": (UUID, "ours"),
     "DDPRUN_LAUNCHER": (r"\d*:\d+:\d+:\d+", "ours"),
+    "DDPRUN_COMMAND": (r".*ddprun.*", "ours"),
     "DDPRUN_STORE_FD": (r"\d+", "ours, in rank 0"),
     "DDPRUN_STATUS_FD": (r"\d+", "ours"),
 }

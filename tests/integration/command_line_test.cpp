@@ -28,10 +28,11 @@ std::pair<ExitStatus, std::string> ask(const std::vector<std::string>& words) {
 TEST_CASE("the help lists every task and command, and each command has one", "[training]") {
   const auto [status, text] = ask({"--help"});
   CHECK(status == ExitStatus::exited(0));
-  for (const char* name : {"mnist ", "toy ", "linear ", "cifar10 ", "sam ", "env ", "export CHECKPOINT OUT",
-                           "report RUN...", "flight FOLDER", "TASK --predict FILE..."})
+  for (const char* name :
+       {"mnist ", "toy ", "linear ", "cifar10 ", "sam ", "advise RUN", "env ", "export CHECKPOINT OUT",
+        "report RUN...", "flight FOLDER", "TASK --predict FILE..."})
     CHECK_THAT(text, ContainsSubstring("\n  " + std::string(name)));
-  for (const char* command : {"env", "export", "flight", "report"})
+  for (const char* command : {"advise", "env", "export", "flight", "report"})
     for (const char* flag : {"--help", "-h"}) {
       const auto [ended, help] = ask({command, flag});
       CHECK(ended == ExitStatus::exited(0));

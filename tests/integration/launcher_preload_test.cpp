@@ -27,7 +27,7 @@ status = open("/proc/self/status").read()
 links = sorted(re.sub(r"\d+", "N", re.sub("_test-.*", "", os.readlink(f"/proc/self/fd/{fd}"))) for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}"))
 death = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death))
-changing = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "DDPRUN_JOB_ID", "DDPRUN_LAUNCHER", "DDPRUN_PRELOAD", "DDPRUN_TEST_MARKER"}
+changing = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "DDPRUN_JOB_ID", "DDPRUN_LAUNCHER", "DDPRUN_COMMAND", "DDPRUN_PRELOAD", "DDPRUN_TEST_MARKER"}
 fds = {name: int(value) for name, value in os.environ.items() if name.endswith("_FD")}
 def stream(s):
     buffer = s.buffer

@@ -69,8 +69,15 @@ TEST_CASE("speedup.sh trains on each number of ranks and compares them", "[speed
   CHECK(rows[0][3] == "1.00");
   const auto picture = read_file(out / "speedup.svg");
   CHECK(picture.starts_with("<svg "));
-  CHECK_THAT(picture, ContainsSubstring("width=\"800\" height=\"500\""));
-  CHECK(count_of("<circle ", picture) == 4);  // measured and ideal
+  CHECK_THAT(picture, ContainsSubstring("width=\"800\" height=\"480\"") &&
+                          ContainsSubstring("prefers-color-scheme: dark"));
+  CHECK(count_of("<rect ", picture) == 1 + 4);  // the ground; of each run its speed-up and its efficiency
+  for (const auto& cells : rows) {
+    CHECK_THAT(picture, ContainsSubstring(">" + cells[3].str() + "</text>"));
+    CHECK_THAT(picture, ContainsSubstring(">" + cells[4].str() + " %</text>"));
+  }
+  CHECK(count_of("stroke-dasharray=\"6 4\"", picture) == 1 + 4);  // the ideals
+  CHECK(count_of("class=\"grid\"", picture) >= 6);
 }
 
 TEST_CASE("speedup.py compares with the run of the fewest ranks", "[speedup]") {

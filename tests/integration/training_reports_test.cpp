@@ -5,6 +5,7 @@
 #include <regex>
 
 #include <cstdio>
+#include <fstream>
 
 #include "tests/integration/training_job.h"
 #include "tests/support/browser.h"
@@ -60,7 +61,9 @@ void check(const Bar& bar, long long batches) {
   CHECK((bar.accuracy >= 0 && bar.accuracy <= 1));
 }
 
-std::string profile_table(const fs::path& out) { return read_file(out / "profile/operators.txt"); }
+std::string profile_table(const fs::path& out, const std::string& of_rank = "") {
+  return read_file(out / ("profile/operators" + of_rank + ".txt"));
+}
 
 /// Of the table's line of this name; fails if there is none.
 double milliseconds(const std::string& table, const std::string& name) {
@@ -121,7 +124,8 @@ TEST_CASE("without a terminal, or when unwanted, the bar is left out and the lin
   CHECK(screen.text().find("samples/s") == std::string::npos);
 }
 
-TEST_CASE("a profile leaves a trace of ten steps, and a table with waiting and communication", "[training]") {
+TEST_CASE("a profile leaves each rank's trace of ten steps, and a table with waiting and communication",
+          "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   Child child(training("linear", 2, out, {"--epochs=2", "--profile"}));
@@ -135,11 +139,74 @@ TEST_CASE("a profile leaves a trace of ten steps, and a table with waiting and c
   }
   CHECK(forward == 10);  // and not the evaluation's
   CHECK(backward == 10);
-  const auto table = profile_table(out);
-  CHECK_THAT(table, ContainsSubstring("10 steps, each ") && ContainsSubstring("aten::addmm"));
-  CHECK(milliseconds(table, "communication") > 0);
-  CHECK(milliseconds(table, "waiting for data") >= 0);
-  CHECK_THAT(child.err(), ContainsSubstring("profile of 10 steps: "));
+  for (const std::string rank : {"", "_rank1"}) {
+    CAPTURE(rank);
+    const auto table = profile_table(out, rank);
+    CHECK_THAT(table, ContainsSubstring("10 steps, each ") && ContainsSubstring("aten::addmm"));
+    CHECK(milliseconds(table, "communication") > 0);
+    CHECK(milliseconds(table, "waiting for data") >= 0);
+    CHECK_NOTHROW(nlohmann::json::parse(read_file(out / ("profile/trace" + rank + ".json"))));
+  }
+  CHECK(count_of("profile of 10 steps: ", child.err()) == 1);
+  const auto html = read_file(out / "report.html");
+  for (const char* title : {"<h2>Profile of rank 0</h2>", "<h2>Profile of rank 1</h2>"})
+    CHECK_THAT(html, ContainsSubstring(title));
+  const auto listed = nlohmann::json::parse(read_file(out / "run.json"))["files"];
+  CHECK((listed.contains("profile/operators_rank1.txt") && listed.contains("profile/trace_rank1.json")));
+}
+
+TEST_CASE("no rank replaces somebody else's file with its profile", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", file = out / "profile/trace_rank1.json";
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << "mine";
+  Child child(training("linear", 2, out, {"--epochs=1", "--profile"}));
+  CHECK(child.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(child.err(), ContainsSubstring("holds a run already (profile/trace_rank1.json)"));
+  CHECK(read_file(file) == "mine");
+}
+
+TEST_CASE("a run records its command as it was typed, with ddprun in front and without secrets",
+          "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "a run";
+  auto command = training("linear", 2, out, {"--epochs=1", "--no-report"});
+  command.argv.insert(command.argv.begin() + 1, {"--role=a b", "--rdzv-conf=api_key=secret"});
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto recorded = [&] {
+    return nlohmann::json::parse(read_file(out / "environment.json"))["command"].get<std::string>();
+  };
+  CHECK(recorded() == command.argv[0] +
+                          " '--role=a b' --rdzv-conf=api_key=*** --nproc-per-node=2 --shutdown-timeout=5 " +
+                          worker_program() + " linear '--out=" + out.string() + "' --epochs=1 --no-report");
+  Child alone(training("linear", 0, out, {"--epochs=1", "--overwrite"}));
+  REQUIRE(alone.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(recorded() == worker_program() + " linear '--out=" + out.string() + "' --epochs=1 --overwrite");
+}
+
+TEST_CASE("worker advise tells what to change about a run", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child child(training("linear", 2, out, {"--epochs=1", "--batch-size=240", "--precision=bf16-mixed"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto advise = [](const fs::path& run) { return Command{{worker_program(), "advise", run.string()}}; };
+  Child advised(advise(out));
+  CHECK(advised.wait() == ExitStatus::exited(0));
+  CAPTURE(advised.err());
+  for (const char* line : {"each epoch's last batch has 20 of 240 samples, and counts as much as a whole "
+                           "one: --batch-size 125 leaves none over\n",
+                           "the learning rate 0.001 is the one for a single rank, and 2 ranks take batches "
+                           "of 480 samples: --scale-lr linear"})
+    CHECK_THAT(advised.out(), ContainsSubstring(line));
+  for (const auto& folder : {dir.path() / "none", dir.path()}) {
+    Child refused(advise(folder));
+    CHECK(refused.wait() == ExitStatus::exited(2));
+    CHECK(count_of("\n", refused.err()) == 1);
+    CHECK_THAT(refused.err(),
+               ContainsSubstring("RUN: expected the folder of a run") && ContainsSubstring(folder.string()));
+    CHECK(refused.out().empty());
+  }
 }
 
 TEST_CASE("a profile that the run's end cuts short has the steps there were, or says why there is none",

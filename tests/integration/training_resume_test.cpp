@@ -58,6 +58,28 @@ TEST_CASE("a run that stops in the middle of an epoch and is resumed equals one 
   }
 }
 
+TEST_CASE("the times of a resumed run are those of all its parts", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const auto time_after = [&](int epochs) {
+    Child part(
+        training("linear", 2, out, {"--epochs=" + std::to_string(epochs), "--resume=auto", "--no-report"}));
+    REQUIRE(part.wait(kTraining) == ExitStatus::exited(0));
+    return read_summary(out);
+  };
+  const auto before = time_after(20), after = time_after(21);  // alone the second part takes far less
+  CHECK(after["seconds"] > before["seconds"]);
+  for (const char* part : {"start_seconds", "data_wait_seconds", "compute_seconds", "communication_seconds",
+                           "training_seconds"}) {
+    CAPTURE(part);
+    CHECK(after["time"][part] > before["time"][part]);
+  }
+  double parts = 0;
+  for (const auto& [name, seconds] : after["time"].items())
+    if (name != "process_seconds" && name != "training_seconds") parts += seconds.get<double>();
+  CHECK(parts == Approx(after["time"]["process_seconds"].get<double>()));
+}
+
 TEST_CASE("a run resumed between two validations knows the last one", "[training]") {
   const TempDir dir;
   const auto whole = dir.path() / "whole", parts = dir.path() / "parts";

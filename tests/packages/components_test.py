@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 
-from packages import empty_folder, run
+from packages import SOURCE, empty_folder, run
 
 PROJECT = """find_package(ddprun REQUIRED COMPONENTS {part})
 add_executable(program program.cpp)
@@ -180,6 +180,20 @@ def check_declared(prefix, folder):
     assert not missing, run("c++filt", *missing)
 
 
+def check_bare_group(prefix, folder, compiler):
+    """The program of docs/runtime/process_groups.md with its one header and its lines of CMake, alone and as two ranks."""
+    page = (SOURCE / "docs" / "runtime" / "process_groups.md").read_text()
+    [(text, lines)] = re.findall(r"^```cpp\n(#include.*?)^```\n```cmake\n(.*?)^```", page, re.M | re.S)
+    assert re.findall("#include <ddprun/.*?>", text) == ["#include <ddprun/group/collectives.h>"], text
+    (folder / "ranks.cpp").write_text(text)
+    (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.22)\nproject(ranks LANGUAGES CXX)\n" + lines)
+    run("cmake", "-S", folder, "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_COMPILER={compiler}")
+    run("cmake", "--build", folder / "build")
+    assert run(folder / "build" / "ranks") == "the ranks of 1 add up to 0\n"
+    two = run(prefix / "bin" / "ddprun", "--nproc-per-node=2", folder / "build" / "ranks")
+    assert "the ranks of 2 add up to 1\n" in two, two
+
+
 def check_unknown(prefix, folder):
     (folder / "CMakeLists.txt").write_text("find_package(ddprun COMPONENTS ddq)\n")
     done = subprocess.run(["cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}"], capture_output=True, text=True)
@@ -211,6 +225,7 @@ def main():
             assert run(prefix / "bin" / "ddprun", "--nproc-per-node=2", program) == "ranks 2\n"
         loaded = run("ldd", program)
         assert not any(name in loaded for name in strangers), loaded
+    check_bare_group(prefix, empty_folder(folder / "group"), compiler)
     check_unknown(prefix, empty_folder(folder / "unknown"))
     check_torch_of_python(prefix, empty_folder(folder / "pip"), compiler)
     shutil.rmtree(folder)

@@ -73,12 +73,13 @@ window.onload = () => {
   const found = [...document.querySelectorAll('iframe')].map(frame => {
     const page = frame.contentDocument, images = [...page.images];
     return {title: page.title, heading: page.querySelector('h1').textContent,
-            text: page.body.textContent, alts: images.map(image => image.alt), images: images.length,
+            text: page.body.textContent, seen: page.body.innerText, alts: images.map(image => image.alt), images: images.length,
             charts: [...page.querySelectorAll('.chart h3')].map(heading => heading.textContent),
             drawn: [...page.querySelectorAll('.plot')].every(plot => plot.querySelector('canvas')),
             series: [...page.querySelectorAll('.legend button')].map(button => button.textContent),
             cards: [...page.querySelectorAll('.chart .highlights div')].map(card => card.textContent),
             curves: [...page.querySelectorAll('.legend button')].map(button => button.querySelector('i').innerHTML),
+            marks: [...page.querySelectorAll('.mark')].map(mark => mark.parentNode.textContent + ' ' + mark.style.background),
             ink: [...page.querySelectorAll('.legend button')].map(ink),
             shaded: [...page.querySelectorAll('.plot')].map(plot => shaded(plot.querySelector('canvas'))),
             after: use(page),
@@ -96,11 +97,12 @@ window.onload = () => {
 /// Shows the page in frames of these widths and checks that the browser reports no error. Skips the test
 /// without Chromium.
 ///
-/// returns  for each frame: title, heading, text, images, their alts, whether they are loaded, the frame's
+/// returns  for each frame: title, heading, text (with the script), the text `seen`, images, their alts,
+/// whether they are loaded, the frame's
 ///          width, the width needed, how many requests went elsewhere, the charts, whether they are drawn,
-///          their series with the last values, the samples of their lines, how many pixels have their
-///          colours, how many of each chart are `shaded`, single values (`cards`), and what becomes of these
-///          `after` a click on the first, smoothing, log scale and epochs as the axis
+///          their series with the last values, the samples of their lines, the `marks` of runs, how many
+///          pixels have their colours, how many of each chart are `shaded`, single values (`cards`), and what
+///          becomes of these `after` a click on the first, smoothing, log scale and epochs as the axis
 inline nlohmann::json shown_in_browser(const std::string& html, const std::vector<int>& widths) {
   const auto program = browser();
   const TempDir dir;

@@ -15,6 +15,8 @@ namespace ddprun::worker {
 
 const std::vector<CommandEntry>& all_commands() {
   static const std::vector<CommandEntry> commands = {
+      {"advise", "RUN", "check a run against good habits: a line for each flag to change",
+       run_advise_command},
       {"env", "", "show ranks, devices and libraries as a training would find them here, and what is wrong",
        run_env_command},
       {"export", "CHECKPOINT OUT", "write a model's weights for other programs", run_export_command},

@@ -18,6 +18,10 @@ const std::vector<CommandEntry>& all_commands();
 
 // The commands; argv[0] is the command's name. All throw UsageError for unknown arguments.
 
+/// worker advise RUN: checks a run's folder against good habits, and prints a line for each flag to change,
+/// or "nothing to advise". Returns 0; throws UsageError too for a folder that is no run's.
+int run_advise_command(int argc, char** argv);
+
 /// worker env: prints what a training run would find here (variables, ranks, devices, backend, addresses,
 /// versions) and what is wrong: rank 0 for all ranks or, if they cannot meet, each rank for itself. Returns 0
 /// if all is fine, else 1.

@@ -23,6 +23,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/launch_command.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
@@ -54,19 +55,35 @@ void write_text(train::RunFolder& folder, const std::string& name, const std::st
   }
 }
 
-std::string own_command_line() {
-  std::ifstream file("/proc/self/cmdline");
-  std::string text, word;
-  while (std::getline(file, word, '\0')) text += (text.empty() ? "" : " ") + word;
-  return text;
+/// In hardware, which is what makes bf16-mixed worthwhile: AVX512-BF16, AMX, or Arm's.
+bool cpu_has_bf16() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("flags") || line.starts_with("Features"))
+      return std::ranges::any_of(split(line, ' '), [](const auto& word) {
+        return word == "avx512_bf16" || word == "amx_bf16" || word == "bf16";
+      });
+  return false;
 }
 
 std::string shell_word(const std::string& word) {
-  const bool plain = std::ranges::all_of(word, [](unsigned char c) {
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("_-./=:,+@%").find(static_cast<char>(c)) != std::string_view::npos;
   });
-  return plain ? word : single_quoted(word);
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+/// As typed: with ddprun in front, if it has started this process.
+std::string whole_command_line() {
+  std::ifstream file("/proc/self/cmdline");
+  std::string text = process_env(kCommandVariable).value_or("");
+  for (std::string word; std::getline(file, word, '\0');)
+    text += (text.empty() ? "" : " ") + shell_word(word);
+  return text;
 }
 
 /// Of the working directory; empty if it is not in a git repository, or git is not installed.
@@ -174,14 +191,16 @@ void write_run_files(train::RunFolder& folder, const Config& config, const ddp::
   write_text(folder, "config.toml", c10::str("# run ", run, ", branch ", branch, "\n", to_toml(config)));
   const char* omp = std::getenv("OMP_NUM_THREADS");
   nlohmann::ordered_json json = {{"date", utc_text(std::time(nullptr), "%Y-%m-%d %H:%M UTC")},
-                                 {"command", own_command_line()},
+                                 {"command", whole_command_line()},
                                  {"ddprun", DDPRUN_VERSION},
                                  {"torch", TORCH_VERSION},
                                  {"host", host_name()},
                                  {"world_size", group.size()},
+                                 {"local_world_size", from_env().local_world_size},
                                  {"device", group.device().str()},
                                  {"backend", group.size() > 1 ? group.backend() : "none"},
                                  {"cpus", std::thread::hardware_concurrency()},
+                                 {"cpu_bf16", cpu_has_bf16()},
                                  {"threads_per_rank", at::get_num_threads()},
                                  {"OMP_NUM_THREADS", omp == nullptr ? "" : omp}};
   if (const auto commit = git_commit(); !commit.empty()) json["commit"] = commit;

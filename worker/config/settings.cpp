@@ -397,7 +397,7 @@ Settings report_settings(Config& config) {
       negated("tensorboard", train.tensorboard, "write no event file for TensorBoard"),
       negated("report", train.report, "write no report.html and no figures at the end"),
       boolean("profile", train.profile,
-              "profile ten steps of rank 0 into profile/: a trace and the slowest operators"),
+              "profile ten steps of each rank into profile/: traces and the slowest operators"),
       path("log-indices", train.log_indices, "write the indices of every step's samples to FILE.<rank>")
           .such_as("indices")
           .of_this_run(),

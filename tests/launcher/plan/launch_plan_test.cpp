@@ -1,6 +1,7 @@
 #include "launcher/plan/launch_plan.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 
 #include <ddprun/common/errors.h>
@@ -107,6 +108,26 @@ TEST_CASE("the token of the nodes reaches no worker", "[launch_plan]") {
   CHECK_FALSE(sets(specs[0], "DDPRUN_TOKEN"));
   CHECK(has(specs[0], "A=1"));
   CHECK(has(specs[0], "DDPRUN_TOKEN_FILE=f"));
+}
+
+TEST_CASE("workers are told how ddprun was called, without the program and without secrets",
+          "[launch_plan]") {
+  PlannedJob job({"DDPRUN_COMMAND=outer"});
+  job.options.hosts.words = {
+      "--nproc-per-node=2", "--run-path", "a b", "--rdzv-conf=token=V", "train", "--lr", "1"};
+  job.options.program = {"train", "--lr", "1"};
+  const std::string own = ::program_invocation_name;
+  const Round round = static_round(0, 1, "", 12345, "the-run");
+  const auto told = [&] { return own_command(job.options); };
+  CHECK(told() == own + " --nproc-per-node=2 --run-path 'a b' --rdzv-conf=token=***");
+  CHECK(has(job.workers(round)[0], "DDPRUN_COMMAND=" + told()));
+  CHECK_FALSE(has(job.workers(round)[0], "DDPRUN_COMMAND=outer"));
+  job.options.hosts.words = {"--tee=3", "--", "train", "--lr", "1"};
+  CHECK(told() == own + " --tee=3");
+  job.options.hosts.words = {"--config", "job.toml"};  // which names the program
+  CHECK(told() == own + " --config job.toml");
+  job.options.hosts.words = {"--log-dir=" + std::string(100'000, 'x'), "train", "--lr", "1"};
+  CHECK_FALSE(sets(job.workers(round)[0], "DDPRUN_COMMAND"));  // it would leave no room for other variables
 }
 
 TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_plan]") {

@@ -63,8 +63,8 @@ TEST_CASE("bytes that are no order are refused") {
 TEST_CASE("other hosts get what sets up programs, and nothing that is this host's alone or secret") {
   const Words environment = {"PATH=/bin",      "HOME=/me",        "PYTHONPATH=x",      "NCCL_DEBUG=INFO",
                              "DDPRUN_TOKEN=s", "DDPRUN_JOB_ID=1", "DDPRUN_TEE=3",      "DDPRUN_STORE_FD=3",
-                             "OURS=1",         "OURS_A=2",        "DDPRUN_LAUNCHER=1", "PET_NNODES=1",
-                             "no variable",    "=strange",        "TORCH_LOGS=+dynamo"};
+                             "OURS=1",         "OURS_A=2",        "DDPRUN_LAUNCHER=1", "DDPRUN_COMMAND=c",
+                             "PET_NNODES=1",   "no variable",     "=strange",          "TORCH_LOGS=+dynamo"};
   CHECK(environment_for_others(environment, {}) == Words{"PATH=/bin", "PYTHONPATH=x", "NCCL_DEBUG=INFO",
                                                          "DDPRUN_TEE=3", "PET_NNODES=1",
                                                          "TORCH_LOGS=+dynamo"});

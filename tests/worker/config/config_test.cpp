@@ -286,7 +286,8 @@ TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
 
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
   const std::string expected =
-      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight, prune, "
+      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (advise, env, export, flight, "
+      "prune, "
       "report, runs or "
       "TASK --predict)";
   CHECK_THROWS_WITH(parse({}), "no task given, " + expected);

@@ -97,7 +97,10 @@ std::string script(std::string_view attributes, std::string_view text) {
 
 std::string section(const Section& section) {
   if (section.rows.empty() && section.text.empty()) return "";
-  std::string html = element("h2", section.title) + "\n";
+  const auto mark = section.colour < 0 ? ""
+                                       : formatted("<i class=\"mark\" style=\"background:var(--c%d)\"></i>",
+                                                   section.colour % 8);
+  std::string html = "<h2>" + mark + html_text(section.title) + "</h2>\n";
   if (!section.rows.empty()) {
     html += "<table>\n";
     for (const auto& [name, value] : section.rows)

@@ -39,6 +39,7 @@ struct Section {
   std::string title;
   std::vector<std::pair<std::string, std::string>> rows;
   std::string text;
+  int colour = -1;  ///< of the run that it is about, before the title; -1: none
 };
 
 struct HtmlReport {

@@ -29,13 +29,14 @@
   }
 
   // Of which chart a metric is.
+  const of_steps = "Milliseconds of a step";
   const families = [
     ["Loss", /loss/],
     ["Accuracy", /(^|_)acc(uracy)?$/],
     ["Dice and IoU", /(dice|iou)$/],
     ["Learning rate", /^lr$/],
     ["Samples a second", /^samples_per_second$/],
-    ["Milliseconds of a step", /_ms$/],
+    [of_steps, /_ms$/],
     ["CPU, percent of a core", /^cpu_percent/],
     ["Memory, MiB", /^rss_mb/],
     ["GPU, percent", /^gpu_percent/],
@@ -58,20 +59,35 @@
     return value.toLocaleString("en-US", size >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 });
   };
 
+  // Of each run its colour in a comparison; page.css knows it too.
+  const mark_of = run => {
+    const mark = element("i", { className: "mark" });
+    mark.style.background = `var(--c${run % 8})`;
+    return mark;
+  };
+
   const in_seconds = value => (value < 100 ? value.toFixed(2) : shown(value)) + " s";
 
-  // {family: [{label, points: [[x, y], ...]}]}
+  // {family: [{label, look, points: [[x, y], ...]}]}: in a comparison the colour is the run's in every chart, and the dashes tell its
+  // metrics apart.
   const series_by_family = axis => {
     const found = new Map(families.map(([name]) => [name, []]));
-    for (const run of runs)
+    for (const [index, run] of runs.entries())
       for (const [name, values] of Object.entries(run.columns)) {
         if (hidden.test(name)) continue;
         const x = run.columns[axis] || [];
         const points = [];
         values.forEach((y, i) => { if (y !== null && x[i] !== null && x[i] !== undefined) points.push([x[i], y]); });
         const [family] = families.find(([, pattern]) => pattern.test(name));
-        if (points.length) found.get(family).push({ label: runs.length > 1 ? run.name + ": " + name : name, points });
+        if (points.length) found.get(family).push({ label: runs.length > 1 ? run.name + ": " + name : name, run: index, metric: name, points });
       }
+    for (const series of found.values()) {
+      const metrics = [...new Set(series.map(({ metric }) => metric))];
+      series.forEach((one, i) => {
+        const round = Math.floor(one.run / 8) * metrics.length + metrics.indexOf(one.metric);
+        one.look = runs.length > 1 ? one.run % 8 + 8 * round : i;
+      });
+    }
     return found;
   };
 
@@ -142,23 +158,25 @@
   const draw_chart = (title, series) => {
     const plot = element("div", { className: "plot" }), legend = element("div", { className: "legend" });
     const chart = element("section", { className: "chart" }, element("h3", { textContent: title }), plot, legend);
+    if (title === of_steps && series.some(({ metric }) => metric === "overlap_ms")) chart.append(element("p", { className: "note", textContent:
+      "overlap_ms is the part of communication_ms in which backward still computed: only the rest makes a step longer." }));
     place.append(chart);
     const lines = series.map(({ points }) => points.length > 2 ? smooth(points, controls.weight) : points);
     const raw = controls.weight > 0 ? series.map(({ points }) => points) : [];
-    const colours = series.map((_, i) => colour(i));
+    const colours = series.map(({ look }) => colour(look));
     const few = Math.max(...series.map(({ points }) => points.length)) <= 25;
     const positive = series.every(({ points }) => points.every(([, y]) => y > 0));
     if (controls.log && !positive)
       plot.before(element("p", { className: "note", textContent: "not on a log scale: some values are not above 0" }));
     const looks = {};
-    series.forEach(({ label, points }, i) => {
+    series.forEach(({ label, look, points }) => {
       const alone = points.length === 1;
-      looks[label] = { strokePattern: dashes(i), drawPoints: alone || few, pointSize: alone ? 6 : 3 };
+      looks[label] = { strokePattern: dashes(look), drawPoints: alone || few, pointSize: alone ? 6 : 3 };
     });
-    const values = series.map(({ label }, i) => {
+    const values = series.map(({ label, look }, i) => {
       const value = element("b");
       const button = element("button", { type: "button", title: "show or hide" }, element("i"), label + " ", value);
-      const pattern = dashes(i) ? `stroke-dasharray="${dashes(i)}"` : "";
+      const pattern = dashes(look) ? `stroke-dasharray="${dashes(look)}"` : "";
       button.firstChild.innerHTML = `<svg width="26" height="4"><path d="M0 2H26" stroke="${colours[i]}" stroke-width="4" ${pattern}/></svg>`;
       button.setAttribute("aria-pressed", !off.has(label));
       button.onclick = () => {
@@ -231,7 +249,7 @@
   // Where the time went: of each run a bar.
   const parts = [["start", "start"], ["data_wait", "waiting for data"], ["compute", "compute"], ["communication", "communication"],
                  ["evaluation", "evaluation"], ["checkpoint_stall", "checkpoints"], ["other", "other"]];
-  for (const run of runs) {
+  for (const [index, run] of runs.entries()) {
     const total = run.time && run.time.process_seconds;
     if (!total) continue;
     const bar = element("div", { className: "shares" }), list = element("ul", { className: "parts" });
@@ -245,7 +263,10 @@
       list.append(element("li", {}, mark, name + " ", element("b", { textContent: in_seconds(seconds) }),
                           " (" + (100 * seconds / total).toFixed(1) + " %)"));
     });
-    charts.append(element("h2", { textContent: "Where the time went" + (runs.length > 1 ? ": " + run.name : "") }), bar, list);
+    const several = runs.length > 1;
+    charts.append(element("h2", {}, ...(several ? [mark_of(index)] : []), "Where the time went" + (several ? ": " + run.name : "")), bar, list);
+    if (run.time.communication_seconds > 0) charts.append(element("p", { className: "note", textContent:
+      "Communication is the waiting for other ranks' gradients; what was exchanged while backward still computed (the overlap) cost no time and is not in it." }));
   }
 
   // What differs between the configurations.
@@ -263,12 +284,11 @@
     const all = runs.map(run => settings_of(run.config));
     const names = [...new Set(all.flatMap(settings => [...settings.keys()]))];
     const rows = names.filter(name => new Set(all.map(settings => settings.get(name))).size > 1);
-    const cells = (kind, first, texts) => element("tr", {}, element("th", { textContent: first }),
-      ...texts.map(text => element(kind, { textContent: text === undefined ? "" : text })));
+    const row = (kind, first, cells) => element("tr", {}, element("th", { textContent: first }), ...cells.map(cell => element(kind, {}, ...cell)));
     charts.append(element("h2", { textContent: rows.length ? "What differs" : "The runs have the same configuration" }));
     if (rows.length)
-      charts.append(element("table", { className: "runs" }, cells("th", "", runs.map(run => run.name)),
-        ...rows.map(name => cells("td", name, all.map(settings => settings.get(name))))));
+      charts.append(element("table", { className: "runs" }, row("th", "", runs.map((run, i) => [mark_of(i), run.name])),
+        ...rows.map(name => row("td", name, all.map(settings => [settings.get(name) || ""])))));
   }
 
   // While the run goes on, the page is written again and again.

@@ -1,6 +1,8 @@
 #include <ddprun/report/html_report.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -163,6 +165,67 @@ TEST_CASE("a browser draws the curves of runs, and lets one compare them", "[htm
       CHECK_THAT(frame["text"].get<std::string>(), ContainsSubstring(text));
     }
   }
+}
+
+TEST_CASE("in a comparison a run has one colour: in every chart, in the table and at its times",
+          "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  HtmlReport report;
+  nlohmann::json runs;
+  for (int i = 0; i < 10; ++i) {
+    const auto name = "run" + std::to_string(i);
+    runs.push_back(
+        {{"name", name},
+         {"columns", {{"step", {1, 2}}, {"train_loss", {2, 1}}, {"val_loss", {3, 2}}, {"lr", {1, 2}}}},
+         {"time", {{"process_seconds", 9}, {"compute_seconds", 9}}},
+         {"config", "lr = " + std::to_string(i) + "\n"}});
+    if (i == 0) runs[0]["columns"].erase("lr");  // the charts have the runs in other places
+    report.sections.push_back({name + ", yesterday", {{"loss", "1"}}, "", i});
+  }
+  report.runs_json = nlohmann::json{{"runs", runs}}.dump();
+  for (const auto& frame : test::shown_in_browser(to_html(report), {1200})) {
+    INFO(frame.dump());
+    const std::vector<std::string> series = frame["series"], curves = frame["curves"];
+    std::map<std::string, std::string> colour_of;
+    std::set<std::string> losses;
+    for (std::size_t i = 0; i < series.size(); ++i) {
+      const auto at = curves[i].find("stroke=\"#");
+      REQUIRE(at != std::string::npos);
+      const auto run = series[i].substr(0, series[i].find(':')), colour = curves[i].substr(at + 8, 7);
+      CHECK(colour_of.try_emplace(run, colour).first->second == colour);
+      if (series[i].find("loss") != std::string::npos) CHECK(losses.insert(curves[i]).second);
+    }
+    CHECK(losses.size() == 20);
+    CHECK(colour_of["run8"] == colour_of["run0"]);  // of eight
+    CHECK(colour_of["run1"] != colour_of["run0"]);
+    const std::vector<std::string> marks = frame["marks"];
+    for (int i = 0; i < 10; ++i) {
+      const auto run = "run" + std::to_string(i), colour = " var(--c" + std::to_string(i % 8) + ")";
+      for (const auto& text : {run, "Where the time went: " + run, run + ", yesterday"})
+        CHECK(std::ranges::count(marks, text + colour) == 1);
+    }
+  }
+}
+
+TEST_CASE("where communication is shown, a sentence says what overlap is", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  HtmlReport report;
+  nlohmann::json run = {
+      {"name", "one"},
+      {"columns", {{"step", {1, 2}}, {"communication_ms", {5, 5}}, {"overlap_ms", {4, 4}}}},
+      {"time", {{"process_seconds", 9}, {"compute_seconds", 8}, {"communication_seconds", 1}}},
+      {"config", ""}};
+  const auto text = [&] {
+    report.runs_json = nlohmann::json{{"runs", {run}}}.dump();
+    return test::shown_in_browser(to_html(report), {400})[0]["seen"].get<std::string>();
+  };
+  const auto in_chart =
+      ContainsSubstring("in which backward still computed: only the rest makes a step longer");
+  const auto at_times = ContainsSubstring("(the overlap) cost no time");
+  CHECK_THAT(text(), in_chart && at_times);
+  run["columns"].erase("overlap_ms");
+  run["time"]["communication_seconds"] = 0;
+  CHECK_THAT(text(), !in_chart && !at_times);
 }
 
 /// A page with these columns of one run.

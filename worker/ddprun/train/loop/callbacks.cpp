@@ -14,9 +14,15 @@
 #include <ddprun/train/loop/early_stopping.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/record/profiler.h>
+#include <ddprun/train/record/run_report.h>
+#include <ddprun/train/state/run_folder.h>
 
 namespace ddprun::train {
 namespace {
+
+std::string profile_trace_of(int rank) {
+  return rank == 0 ? "profile/trace.json" : "profile/trace_rank" + std::to_string(rank) + ".json";
+}
 
 /// FILE.<rank>: {"epoch":0,"step":1,"rank":0,"indices":[5,3]}, one line per step.
 class IndexLog : public Callback {
@@ -44,16 +50,21 @@ class IndexLog : public Callback {
   std::ofstream file_;
 };
 
-/// Profiles ten steps of this rank after the first few; fewer if a validation or the end of an epoch
-/// interrupts them.
+/// Profiles ten steps of this rank after the first few, the same on each; fewer if a validation or the end of
+/// an epoch interrupts them.
 class ProfileCallback : public Callback {
  public:
   ProfileCallback(const Run& run, const ParallelModel& model)
-      : folder_(run.options.out), model_(model), cuda_(run.group.device().is_cuda()) {
-    for (const char* file : kProfileFiles) run.folder->claim(folder_ / file);
+      : folder_(run.options.out),
+        identity_(run.identity),
+        rank_(run.group.rank()),
+        model_(model),
+        cuda_(run.group.device().is_cuda()) {
+    if (run.on_rank_0())
+      for (const auto& file : profile_files(run.group.size())) run.folder->claim(folder_ / file);
   }
   ~ProfileCallback() override {
-    if (!over_)
+    if (!over_ && rank_ == 0)
       log_warning("--profile: nothing was recorded in " + std::to_string(steps_) + " steps; expected " +
                   std::to_string(kFirst + 1) + " or more, two of them in a row within an epoch");
   }
@@ -90,10 +101,13 @@ class ProfileCallback : public Callback {
                           seconds(ddp.communication_ns), seconds(ddp.overlap_ns)};
     over_ = true;
     try {
+      if (rank_ > 0 && RunFolder(folder_).identity().run != identity_.run)  // another host's
+        throw IoError(folder_, "is not the run's folder on the host of rank " + std::to_string(rank_));
       std::error_code ignored;  // then the writes fail
-      const auto table = folder_ / kProfileFiles[0];
+      const auto table = folder_ / profile_table_of(rank_);
       std::filesystem::create_directories(table.parent_path(), ignored);
-      write_file_atomic(table, profiler_->stop(folder_ / kProfileFiles[1], times));
+      write_file_atomic(table, profiler_->stop(folder_ / profile_trace_of(rank_), times));
+      if (rank_ > 0) return profiler_.reset();
       log_info("profile of " + std::to_string(recorded_) + (recorded_ == 1 ? " step: " : " steps: ") +
                table.string());
     } catch (const std::exception& error) {
@@ -103,6 +117,8 @@ class ProfileCallback : public Callback {
   }
 
   std::filesystem::path folder_;  // the run's
+  RunIdentity identity_;
+  int rank_;
   const ParallelModel& model_;
   bool cuda_;
   std::optional<Profiler> profiler_;  // while it records
@@ -113,6 +129,13 @@ class ProfileCallback : public Callback {
 };
 
 }  // namespace
+
+std::vector<std::string> profile_files(int ranks) {
+  std::vector<std::string> files;
+  for (int rank = 0; rank < ranks; ++rank)
+    for (const auto& file : {profile_table_of(rank), profile_trace_of(rank)}) files.push_back(file);
+  return files;
+}
 
 Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resumed) {
   Callbacks callbacks;
@@ -125,7 +148,7 @@ Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resume
                                                              .mode = run.mode}));
   if (!options.log_indices.empty())
     callbacks.push_back(std::make_unique<IndexLog>(options.log_indices, run.group.rank(), resumed));
-  if (options.profile && run.on_rank_0()) callbacks.push_back(std::make_unique<ProfileCallback>(run, model));
+  if (options.profile) callbacks.push_back(std::make_unique<ProfileCallback>(run, model));
   callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
   std::set<std::string> names = {"Trainer", "ModelCheckpoint", "PowerSGD"};
   for (const auto& callback : callbacks)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ddprun/train/model/callback.h>
@@ -9,8 +10,8 @@
 
 namespace ddprun::train {
 
-/// What --profile writes in the run folder.
-inline constexpr const char* kProfileFiles[] = {"profile/operators.txt", "profile/trace.json"};
+/// What --profile writes in the run folder, of all ranks: of each a table (profile_table_of()) and a trace.
+std::vector<std::string> profile_files(int ranks);
 
 using Callbacks = std::vector<std::shared_ptr<Callback>>;
 

@@ -24,6 +24,8 @@ constexpr const char* kEvaluating = "evaluating";
 constexpr const char* kRows = "rows";
 constexpr const char* kMetrics = "metrics";
 constexpr const char* kSeconds = "seconds";
+constexpr const char* kSpent = "spent";
+constexpr const char* kTraining = "training";  // in it
 constexpr const char* kLimits = "limits";
 constexpr const char* kTrained = "trained";
 constexpr const char* kStop = "stop";
@@ -175,6 +177,13 @@ SoFar before_resume(const TrainingState& state, const Run& run) {
   SoFar so_far;
   const auto kept = kept_by_trainer(state);
   if (kept.has(kSeconds)) so_far.seconds = kept.number(kSeconds);
+  if (kept.has(kSpent)) {
+    const auto parts = kept.dict(kSpent);
+    const DictReader spent(parts, "the trainer's times");
+    for (const auto& [name, part] : kLedgerParts)
+      if (spent.has(name)) so_far.spent.*part = spent.number(name);
+    if (spent.has(kTraining)) so_far.training_seconds = spent.number(kTraining);
+  }
   if (kept.has(kTrained)) so_far.trained = kept.boolean(kTrained);
   const bool same = kept.has(kLimits) && kept.text(kLimits) == limits_of(run);
   if (same && kept.has(kStop)) so_far.stop_reason = kept.text(kStop);
@@ -297,6 +306,10 @@ void CheckpointSaver::add_trainer(c10::impl::GenericDict& own, const TrainState&
   for (const auto& [name, value] : at.metrics) metrics.insert(name, value);
   own.insert(kMetrics, metrics);
   own.insert(kSeconds, so_far.seconds);
+  auto spent = make_state();
+  for (const auto& [name, part] : kLedgerParts) spent.insert(name, so_far.spent.*part);
+  spent.insert(kTraining, so_far.training_seconds);
+  own.insert(kSpent, spent);
   own.insert(kTrained, so_far.trained);
   own.insert(kLimits, limits_of(run_));
   if (so_far.stop_reason) own.insert(kStop, *so_far.stop_reason);

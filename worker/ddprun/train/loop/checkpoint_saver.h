@@ -12,6 +12,7 @@
 #include <ddprun/train/record/run_record.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_policy.h>
+#include <ddprun/train/state/ledger.h>
 #include <ddprun/train/state/shard_writer.h>
 
 namespace ddprun::train {
@@ -38,6 +39,8 @@ Evaluating evaluating_of(const TrainingState& state);
 /// How the run was doing when its state was kept.
 struct SoFar {
   double seconds = 0;                      ///< spent on training so far
+  Ledger spent;                            ///< of this rank, by all processes that have trained the run
+  double training_seconds = 0;             ///< of whole epochs, without their validation
   std::optional<std::string> stop_reason;  ///< if the training is to end here
   bool trained = false;                    ///< all steps and checkpoints are done; only in memory
 };

@@ -74,7 +74,8 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   std::vector<std::string> names = {"metrics.csv", "metrics.jsonl", "summary.json"};
   if (!run.task.weights_file.empty()) names.push_back(run.task.weights_file);
   names.insert(names.end(), options.more_files.begin(), options.more_files.end());
-  if (options.profile) names.insert(names.end(), std::begin(kProfileFiles), std::end(kProfileFiles));
+  if (options.profile)
+    for (auto& file : profile_files(run.group.size())) names.push_back(std::move(file));
   if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
     if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
     if (const auto other = folder->in_the_way(names, /*goes_on=*/true);

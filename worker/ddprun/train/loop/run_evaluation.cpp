@@ -164,7 +164,6 @@ void RunEvaluation::add_to(RunSummary& summary, const TrainState& at) const {
   summary.validation = validation_;
   summary.test = test_;
   summary.samples_per_second = trained_samples_ / train_seconds_;
-  summary.training_seconds = train_seconds_;
   const auto& best = summary.best_checkpoint;
   if (best.empty() || !run_.on_rank_0()) return;
   summary.best = metrics_of(to_training_state(serialize::peek_pt(best), best));

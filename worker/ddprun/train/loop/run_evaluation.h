@@ -45,6 +45,8 @@ class RunEvaluation {
   void resume(const report::MetricRow& metrics);
 
   double seconds() const { return evaluation_seconds_; }
+  /// Of whole epochs, without their validation.
+  double training_seconds() const { return train_seconds_; }
 
   /// Diverged if a loss of the last epoch or of the last test is NaN or infinite. Every rank calls it once
   /// rank 0 has written everything: a rank that fails ends the others.

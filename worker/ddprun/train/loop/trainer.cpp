@@ -56,6 +56,7 @@ class Trainer {
                                       .threads = run.options.loader_threads,
                                       .device = run.group.device()}),
         earlier_(resumed_ ? before_resume(resumed_->state, run) : SoFar{}),
+        spent_before_(resumed_ ? sum(earlier_.spent, run.in_memory.spent, -1) : Ledger{}),
         agreement_(
             run.group,
             run.options.max_seconds > 0 ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime) : 0,
@@ -107,7 +108,9 @@ class Trainer {
   }
 
   SoFar so_far() const {
-    return {earlier_.seconds + seconds_since(begin_), control_.stop_reason(), earlier_.trained || trained_};
+    return {earlier_.seconds + seconds_since(begin_), sum(spent_before_, status_.spent()),
+            earlier_.training_seconds + evaluation_.training_seconds(), control_.stop_reason(),
+            earlier_.trained || trained_};
   }
 
   /// Rows of metrics, when the run resumes.
@@ -433,7 +436,6 @@ class Trainer {
     summary.memory = peak_memory(run_.group);
     summary.best_checkpoint = saver_.best_path();
     evaluation_.add_to(summary, at_);
-    summary.spent = status_.spent();
     if (const auto& save = run_.options.checkpoint; save.save_last || save.top_k != 0)
       summary.checkpoint =
           save.save_last || summary.best_checkpoint.empty() ? saver_.last_path() : summary.best_checkpoint;
@@ -442,7 +444,10 @@ class Trainer {
       summary.loss_scale = model_.optimization().loss_scale();
     summary.skipped_steps = model_.optimization().skipped_steps();
     summary.ddp = model_.statistics();
-    summary.seconds = so_far().seconds;
+    const auto whole_run = so_far();
+    summary.seconds = whole_run.seconds;
+    summary.training_seconds = whole_run.training_seconds;
+    summary.spent = whole_run.spent;
     log_.finish(summary);
     if (run_.folder != nullptr && !run_.options.checkpoint.save_last)
       run_.folder->end_within(limits_of(run_));
@@ -460,7 +465,8 @@ class Trainer {
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
-  const SoFar earlier_;  ///< what the resumed state has
+  const SoFar earlier_;        ///< what the resumed state has
+  const Ledger spent_before_;  ///< of it, what this process has not spent itself, in earlier rounds
   StopAgreement agreement_;
   StepMemory memory_;
   RunStatus status_;

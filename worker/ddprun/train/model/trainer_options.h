@@ -87,7 +87,7 @@ struct TrainerOptions {
   int loader_threads = 1;
   bool progress = true;               ///< progress bar, if stderr is a terminal
   bool tensorboard = true;            ///< TensorBoard's event files
-  bool profile = false;               ///< profile a few of rank 0's steps
+  bool profile = false;               ///< profile a few steps of each rank
   bool allow_nan = false;             ///< a last loss that is not finite is no failure
   bool report = true;                 ///< report.html, charts and sample pictures at the end
   std::filesystem::path log_indices;  ///< writes every step's samples to FILE.RANK; empty: none

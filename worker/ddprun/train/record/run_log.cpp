@@ -45,10 +45,13 @@ nlohmann::ordered_json figures_json(const report::MetricRow& row) {
 }
 
 nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int world_size) {
-  nlohmann::ordered_json json = {
-      {"task", task.name},          {"world_size", world_size},
-      {"epochs", summary.epochs},   {"steps", summary.steps},
-      {"seconds", summary.seconds}, {"samples_per_second", summary.samples_per_second}};
+  nlohmann::ordered_json json = {{"task", task.name},
+                                 {"world_size", world_size},
+                                 {"epochs", summary.epochs},
+                                 {"steps", summary.steps},
+                                 {"seconds", summary.seconds},
+                                 {"samples_per_second", summary.samples_per_second},
+                                 {"training_samples", task.train_set->size()}};
   const auto add = [&](const std::optional<Totals>& totals, const std::string& set) {
     if (!totals) return;
     json[set + "_loss"] = totals->mean_loss();

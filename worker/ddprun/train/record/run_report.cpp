@@ -213,6 +213,18 @@ std::string runs_for_page(const std::vector<ordered_json>& runs) {
   return ordered_json{{"runs", runs}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
+/// Those of --profile, of all ranks of the run's last part.
+std::vector<report::Section> profiles_in(const std::filesystem::path& folder,
+                                         const ordered_json& environment) {
+  std::vector<report::Section> sections;
+  const auto ranks = environment.find("world_size");
+  const int last = ranks != environment.end() && ranks->is_number_integer() ? ranks->get<int>() : 1;
+  for (int rank = 0; rank < last; ++rank)
+    if (auto text = text_if_any(folder / profile_table_of(rank)); !text.empty())
+      sections.push_back({"Profile of rank " + std::to_string(rank), {}, std::move(text)});
+  return sections;
+}
+
 /// Replaces a summary: the last value of every metric.
 ordered_json so_far(const std::vector<MetricRow>& rows, const std::string& task) {
   ordered_json last = {{"task", task}};
@@ -283,6 +295,10 @@ Figure draw_confusion(const report::ConfusionMatrix& matrix, const std::string& 
   return figure;
 }
 
+std::string profile_table_of(int rank) {
+  return rank == 0 ? "profile/operators.txt" : "profile/operators_rank" + std::to_string(rank) + ".txt";
+}
+
 std::string text_if_any(const std::filesystem::path& file) {
   try {
     return read_file(file);
@@ -349,9 +365,11 @@ void write_run_report(const std::filesystem::path& run_folder, const std::filesy
     page.figures = report_figures(run_folder / "figures", charts_of(run.rows));
   else
     page.notice = "running, as of " + utc_text(std::time(nullptr), "%H:%M:%S UTC");
-  page.sections = {section_of("Summary", ended ? run.summary_json : run.summary.dump()),
-                   {"Configuration", {}, run.config},
-                   section_of("Environment", run.environment_json)};
+  page.sections = profiles_in(run_folder, run.environment);
+  page.sections.insert(page.sections.begin(),
+                       section_of("Summary", ended ? run.summary_json : run.summary.dump()));
+  page.sections.push_back({"Configuration", {}, run.config});
+  page.sections.push_back(section_of("Environment", run.environment_json));
   write_file_atomic(file, report::to_html(page));
 }
 
@@ -362,7 +380,8 @@ void write_comparison(const std::vector<std::filesystem::path>& run_folders,
   for (const auto& folder : run_folders) {
     const RunFiles run(folder);
     runs.push_back(run_for_page(run));
-    page.sections.push_back({run.name + describe_origin(run.environment), highlights_of(run.summary), ""});
+    page.sections.push_back({run.name + describe_origin(run.environment), highlights_of(run.summary), "",
+                             static_cast<int>(runs.size()) - 1});
   }
   page.title = formatted("%zu runs", runs.size());
   page.runs_json = runs_for_page(runs);

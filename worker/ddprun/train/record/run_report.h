@@ -44,6 +44,9 @@ void write_figure(const std::filesystem::path& file, const std::string& bytes);
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
                                            const std::vector<NamedChart>& charts);
 
+/// The file of a rank's profile in its run's folder.
+std::string profile_table_of(int rank);
+
 /// The file's text; empty if it cannot be read.
 std::string text_if_any(const std::filesystem::path& file);
 

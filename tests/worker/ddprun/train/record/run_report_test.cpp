@@ -1,5 +1,6 @@
 #include <ddprun/train/record/run_report.h>
 
+#include <fstream>
 #include <map>
 
 #include <ddprun/common/errors.h>
@@ -43,6 +44,21 @@ TEST_CASE("a run's page shows its curves, pictures, summary, configuration and e
   CHECK_THAT(html, ContainsSubstring("&lt;a&gt;"));
   CHECK_THAT(html, ContainsSubstring("data:image/svg+xml;base64,"));
   CHECK_THAT(html, ContainsSubstring("<img width=\"14\" alt=\"samples\" src=\"data:image/png;base64,"));
+}
+
+TEST_CASE("a run's page has the profiles of all its ranks, and of no more", "[run_report]") {
+  const TempDir dir;
+  make_run(dir.path(), "{}", R"({"world_size":2})");
+  std::filesystem::create_directories(dir.path() / "profile");
+  for (int rank = 0; rank < 3; ++rank)  // the third is of an earlier part, on more ranks
+    std::ofstream(dir.path() / profile_table_of(rank)) << "table <" << rank << ">\n";
+  const auto html = page_of(dir.path());
+  for (const char* part : {"<h2>Profile of rank 0</h2>\n<pre tabindex=\"0\">table &lt;0&gt;\n</pre>",
+                           "<h2>Profile of rank 1</h2>\n<pre tabindex=\"0\">table &lt;1&gt;\n</pre>"})
+    CHECK_THAT(html, ContainsSubstring(part));
+  CHECK_THAT(html, !ContainsSubstring("Profile of rank 2"));
+  std::filesystem::remove_all(dir.path() / "profile");
+  CHECK_THAT(page_of(dir.path()), !ContainsSubstring("Profile"));
 }
 
 TEST_CASE("the head of a run's page tells task, time, host, commit and command", "[run_report]") {
