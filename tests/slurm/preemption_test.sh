@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Slurm's --signal=USR1@SECONDS for one node: SIGUSR1 to the job step reaches every worker, which saves and exits with 0, and the
-# job run again goes on from there. See docs/launcher.md. usage: with_slurm.sh preemption_test.sh DDPRUN
+# job run again goes on from there. See docs/slurm.md. usage: with_slurm.sh preemption_test.sh DDPRUN
 ddprun=$(realpath "$1")
 # shellcheck source=tests/slurm/jobs.sh
 source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
