@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <chrono>
 #include <string>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -15,7 +17,7 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 
 JobEvents::JobEvents(asio::io_context& io, const SignalFd& signals)
-    : io_(io), handled_(signals), signals_(io, signals.get()), wake_up_(io) {
+    : io_(io), handled_(signals), signals_(io, signals.get()), wake_up_(io), judge_(io) {
   watch_signals();
 }
 
@@ -72,10 +74,9 @@ bool is_dead(pid_t pid) try {
   return true;
 }
 
-Sender sender_of(const signalfd_siginfo& info, pid_t parent) {
-  if (info.ssi_code == SI_QUEUE && info.ssi_int == kPassedOn) return Sender::kInit;
-  const bool from_parent = info.ssi_code == SI_USER && static_cast<pid_t>(info.ssi_pid) == parent;
-  return from_parent && is_dead(parent) ? Sender::kDeadParent : Sender::kOther;
+Sender sender_of(const signalfd_siginfo& info) {
+  if (info.ssi_code == SI_QUEUE && info.ssi_int == kPassedOn) return kInit;
+  return info.ssi_code == SI_KERNEL ? kKernel : static_cast<Sender>(info.ssi_pid);
 }
 
 }  // namespace
@@ -106,14 +107,32 @@ void JobEvents::read_signals() {
   signalfd_siginfo info{};
   while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
+    const Sender sender = sender_of(info);
     if (signal == SIGCHLD) {
       if (tell_) tell_(signal);
       push(ChildEnded{});
-    } else if (signals_once_.counts(signal, sender_of(info, parent_), Clock::now())) {
+    } else if (sender == parent_ && signals_once_.comes_again(signal, sender, Clock::now())) {
+      doubtful_.insert(signal);
+      judge_doubtful();
+    } else if (signals_once_.counts(signal, sender, Clock::now())) {
       if (tell_) tell_(signal);
       push(SignalReceived{signal});
     }
   }
+}
+
+/// With PR_SET_PDEATHSIG a signal comes from each thread of a parent that dies, the first ones before it is
+/// seen to be dead. They are one signal.
+void JobEvents::judge_doubtful() {
+  judge_.expires_after(std::chrono::milliseconds(100));
+  judge_.async_wait([this](const boost::system::error_code& error) {
+    if (error) return;
+    for (const int signal : std::exchange(doubtful_, {})) {
+      if (is_dead(parent_)) continue;
+      if (tell_) tell_(signal);
+      push(SignalReceived{signal});
+    }
+  });
 }
 
 }  // namespace ddprun::launcher

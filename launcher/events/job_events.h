@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -9,6 +10,7 @@
 #include <functional>
 #include <list>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -77,6 +79,7 @@ class JobEvents {
 
   void watch_signals();
   void read_signals();
+  void judge_doubtful();
 
   boost::asio::io_context& io_;
   const SignalFd& handled_;
@@ -84,11 +87,13 @@ class JobEvents {
   std::function<void(int)> tell_;
   Descriptor signals_;
   SignalsOnce signals_once_;
-  const pid_t parent_ = ::getppid();
+  const pid_t parent_ = std::max(::getppid(), 1);  ///< 0 stands for all processes outside a container
   std::list<Descriptor> pidfds_;
   int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten
   Timer wake_up_;       ///< cancelled when an event arrives
   std::deque<JobEvent> events_;
+  std::set<int> doubtful_;  ///< signals that the parent has sent again at once
+  Timer judge_;             ///< them
 };
 
 }  // namespace ddprun::launcher

@@ -15,6 +15,8 @@
 namespace ddprun::launcher {
 namespace {
 
+constexpr std::chrono::seconds kTogether{1};
+
 bool is_ignored(int signal) {
   struct sigaction action {};
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -105,19 +107,17 @@ void leave_init_process() {
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
+bool SignalsOnce::comes_again(int signal, Sender sender, LoopClock::time_point now) const {
+  const auto last = last_.find(signal);
+  return last != last_.end() && now - last->second.at < kTogether && last->second.senders.contains(sender);
+}
+
 bool SignalsOnce::counts(int signal, Sender sender, LoopClock::time_point now) {
-  constexpr std::chrono::seconds kTogether{1};
-  const bool passed_on = sender == Sender::kInit;
-  const auto before = last_.find({signal, false});
-  if (sender == Sender::kDeadParent && before != last_.end() && now - before->second < kTogether)
-    return false;
-  const auto other = last_.find({signal, !passed_on});
-  const bool is_second = other != last_.end() && now - other->second < kTogether;
-  if (is_second)
-    last_.erase(other);
-  else
-    last_[{signal, passed_on}] = now;
-  return !is_second;
+  const auto last = last_.find(signal);
+  const bool together = last != last_.end() && now - last->second.at < kTogether;
+  if (together && (signal == SIGHUP || last->second.senders.insert(sender).second)) return false;
+  last_[signal] = {now, {sender}};
+  return true;
 }
 
 }  // namespace ddprun::launcher

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <csignal>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -57,18 +60,26 @@ void leave_init_process();
 /// In the value of a signal that the init process has passed on.
 constexpr int kPassedOn = 0x646470;
 
-/// Who has sent a signal.
-enum class Sender { kOther, kInit, kDeadParent };
+/// Who has sent a signal: a process, the kernel (a terminal's), or our init process, which passes it on.
+using Sender = pid_t;
+constexpr Sender kKernel = -1, kInit = -2;
 
-/// A signal for all processes of a group or container reaches ddprun twice: itself, and passed on by the init
-/// process. And with PR_SET_PDEATHSIG it comes from each thread of a parent that dies. It counts once, for a
-/// second one would kill the workers.
+/// A signal for all processes of a group, a terminal or a container reaches ddprun several times: itself, and
+/// passed on by its parent or the init process. It counts once, for a second one would kill the workers.
+/// Equal signals at the same time are two if one process has sent both, or a person has typed both; a
+/// terminal hangs up once.
 class SignalsOnce {
  public:
   bool counts(int signal, Sender sender, LoopClock::time_point now);
+  /// Whether this sender has sent it just before.
+  bool comes_again(int signal, Sender sender, LoopClock::time_point now) const;
 
  private:
-  std::map<std::pair<int, bool>, LoopClock::time_point> last_;  // by signal, and whether init passed it on
+  struct Last {
+    LoopClock::time_point at;  ///< when it counted
+    std::set<Sender> senders;  ///< of it and its copies
+  };
+  std::map<int, Last> last_;
 };
 
 }  // namespace ddprun::launcher

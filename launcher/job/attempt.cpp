@@ -282,7 +282,8 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
     LostWorker old{std::exchange(attempt.specs[i], specs[i]), {}, attempt.logs[i]};
-    auto replaced = parts.group.replace(i, round.number, job.program.path, std::move(output), parts.standbys);
+    auto replaced = parts.group.replace(i, round.number, job.program.path, std::move(output), parts.standbys,
+                                        job.options.shutdown_timeout);
     if (const auto* failed = std::get_if<StartFailed>(&replaced)) {
       attempt.outcome = *failed;
       co_return false;

@@ -194,6 +194,7 @@ class NodeSupervisor : public Supervisor {
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
     log_warning("received " + signal_name(received->signal) + ": leaving the job");
     leave(received->signal);
+    ends_with_others_ = false;  // no worker runs, and the others may go on
     record_.outcome = *received;
     co_return RunResult::by_signal(received->signal);
   }
@@ -226,6 +227,7 @@ class NodeSupervisor : public Supervisor {
   }
 
   RunResult result_of(const End& end) {
+    ends_with_others_ = end.user_signal.has_value();
     if (end.exit_code != 0) {
       log_once(end.reason, log_error);
       record_.message = end.reason;
@@ -384,6 +386,7 @@ class NodeSupervisor : public Supervisor {
       const std::string text = "ddpctl stop on node " + name_of_node(nodes_) + " ends the job";
       connections_.end_job(SignalReceived{signal}, text);
       link().send(Failed{round_, SignalReceived{signal}, text});
+      ends_with_others_ = true;
       return link().send(Leave{signal});  // between two rounds
     }
     const std::string reason =
@@ -393,6 +396,7 @@ class NodeSupervisor : public Supervisor {
       return log_info("the other nodes go on without this one");
     connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
+    ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;
   }
 
   void log_waiting(const Waiting& waiting) {
@@ -414,11 +418,18 @@ class NodeSupervisor : public Supervisor {
     last_reason_ = reason;
   }
 
-  /// Sends what is queued; if the coordinator is here, waits for the other nodes to disconnect.
+  /// Sends what is queued; if the coordinator is here, waits for the other nodes to disconnect. If a user's
+  /// signal ends the job, all nodes wait for each other's workers: as soon as one ddprun has ended by it, an
+  /// MPI launcher kills the others, and so does Slurm with --kill-on-bad-exit, also while they save.
   asio::awaitable<void> say_goodbye() {
-    link().finish();
-    const auto until = Clock::now() + kGoodbyeTimeout;
+    auto until = Clock::now() + kGoodbyeTimeout;
     const auto& servers = connections_.servers;
+    if (ends_with_others_ && started_ >= 0) {
+      link().send(Ended{started_, {}});
+      until += job_.options.shutdown_timeout;
+    } else {
+      link().finish();
+    }
     while (!link().finished() || (!servers.empty() && !servers.back().all_gone())) {
       const JobEvent event = co_await job_.events.next(until);
       const auto* received = std::get_if<SignalReceived>(&event);
@@ -437,9 +448,10 @@ class NodeSupervisor : public Supervisor {
   int started_ = -1;  ///< the last one that began here
   NodeLink::Way way_;
   Membership membership_;
-  bool warned_ = false;      ///< that another node does not say whether its workers are silent
-  std::string last_reason_;  ///< the last reason for an end that the user saw
-  Reached reached_;          ///< by this node's workers in the last round
+  bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
+  bool warned_ = false;            ///< that another node does not say whether its workers are silent
+  std::string last_reason_;        ///< the last reason for an end that the user saw
+  Reached reached_;                ///< by this node's workers in the last round
 };
 
 }  // namespace

@@ -99,7 +99,8 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
                name != kLauncherVariable && name != kCommandVariable &&
-               ((plan.placement.visible_gpus.empty() && !by_gpus) || !chooses_gpus(name))) {
+               ((plan.placement.visible_gpus.empty() && !by_gpus) || !chooses_gpus(name)) &&
+               !(by_gpus && name == "DDPRUN_GPUS")) {  // for a ddprun in a worker it has been applied
       env.push_back(variable);
     }
   }

@@ -89,7 +89,7 @@ class RemoteHosts::Connection : public std::enable_shared_from_this<Connection> 
     if (const auto* failure = std::get_if<StartFailure>(&started))
       throw std::system_error(failure->error, std::generic_category(), failure->step);
     process_ = std::move(std::get<Process>(started));
-    owner_.guard_.set_apart(process_.pid);
+    owner_.guard_.set_apart(process_.pid, /*leaves_orphans=*/true);
     out_ = forward(std::move(out.reading), owner_.console_.out());
     said_on_.assign(err.reading.release());
     watch_said();

@@ -33,11 +33,18 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
   if (resigned_) return;
   if (const auto* wish = std::get_if<Join>(&message)) {
     if (found == nodes_.end() && gone_.count(id) == 0 && !hands_over_at_) join(id, *wish, address, now);
-  } else if (found != nodes_.end() && !ended_) {
+  } else if (found != nodes_.end() && ended_) {
+    if (std::holds_alternative<Ended>(message)) found->second.has_ended = true;
+  } else if (found != nodes_.end()) {
     found->second.missed_beats = 0;
     handle(id, found->second, message, now);
   }
   check_progress(now);
+}
+
+bool Coordinator::all_ended() const {
+  return ended_ && ended_->user_signal &&
+         std::ranges::all_of(nodes_, [](const auto& node) { return node.second.has_ended; });
 }
 
 const std::string* Coordinator::node_name(NodeId id) const {

@@ -92,6 +92,9 @@ class Coordinator {
   /// How the job has ended for all nodes.
   const std::optional<End>& ended() const { return ended_; }
 
+  /// A user's signal has ended the job, and all nodes that are still connected have ended their workers.
+  bool all_ended() const;
+
   /// Another coordinator takes its place, or has: drop it with all its connections.
   bool resigned() const { return resigned_; }
 
@@ -117,6 +120,7 @@ class Coordinator {
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int missed_beats = 0;       ///< beats sent since its last message
     KnownSigns signs;           ///< of its workers
+    bool has_ended = false;     ///< its workers, after the job's end
   };
   using Nodes = std::unordered_map<NodeId, Node>;
 

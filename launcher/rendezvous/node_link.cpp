@@ -288,7 +288,9 @@ asio::awaitable<void> NodeLink::listen() {
     }
     const auto* start = std::get_if<Start>(&message);
     if (start != nullptr && !start->in_place) signs_.begin_round();
-    const bool last = std::holds_alternative<End>(message);
+    const auto* end = std::get_if<End>(&message);
+    const bool last = end != nullptr && !end->user_signal;
+    job_ended_ = end != nullptr;
     add(std::move(message));
     if (last) co_return;  // closes the connection; the coordinator waits for that, not for our workers
   }
@@ -302,7 +304,7 @@ asio::awaitable<void> NodeLink::beat() {
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
     if (cancelled) continue;
     // Count beats, not time: a stopped program, such as a job suspended by Slurm, hears nothing.
-    if (node_timeout_.count() == 0 || ++missed_beats_ > kBeatsPerTimeout) {
+    if (!job_ended_ && (node_timeout_.count() == 0 || ++missed_beats_ > kBeatsPerTimeout)) {
       timed_out_ = true;
       connection_->close();
     }

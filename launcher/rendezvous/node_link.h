@@ -68,7 +68,8 @@ class NodeLink {
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  /// The next event, if any. CoordinatorLost is the last one.
+  /// The next event, if any. CoordinatorLost is the last one. After an End by a user's signal it means that
+  /// the workers of all nodes have ended, or that the coordinator no longer waits for them.
   std::optional<CoordinatorEvent> next();
 
   /// The next message, which remains queued; null: none, or the coordinator is lost.
@@ -130,6 +131,7 @@ class NodeLink {
   SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false, finished_ = false;
+  bool job_ended_ = false;  ///< by a user's signal: the connection stays until all nodes' workers have ended
 };
 
 }  // namespace ddprun::launcher

@@ -197,7 +197,7 @@ void CoordinatorServer::deliver() {
     found->second->write(encode(message));
     if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
   }
-  if (coordinator_.resigned())
+  if (coordinator_.resigned() || coordinator_.all_ended())
     for (const auto& [id, connection] : std::map(connections_)) connection->finish(kRefusalTimeout);
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
   if (all_gone() && on_all_gone_) on_all_gone_();

@@ -111,7 +111,7 @@ std::vector<std::string> remove_leftovers(const fs::path& folder) {
   return jobs;
 }
 
-Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
+Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) : job_id_(job_id) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   UniqueFd reading(ends[0]);
@@ -119,7 +119,7 @@ Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   // ddprun never waits for the guard: if someone freezes it, we lose messages, not the job.
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
   for (const pid_t child : children([](pid_t) { return true; })) earlier_.insert(child);
-  if (!earlier_.empty()) job_of_orphans_ = job_id;
+  has_strangers_ = !earlier_.empty();
   pid_ = ::fork();
   if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start the guard process");
   if (pid_ == 0) {
@@ -138,9 +138,8 @@ Guard::~Guard() {
 bool Guard::is_of_job(pid_t child) const {
   // Each worker has its own session, and nobody can leave it for ours.
   if (child == pid_ || earlier_.count(child) != 0 || ::getsid(child) == ::getsid(0)) return false;
-  return job_of_orphans_.empty() ||
-         read_or_empty("/proc/" + std::to_string(child) + "/environ").find(job_of_orphans_) !=
-             std::string::npos;
+  return !has_strangers_ ||
+         read_or_empty("/proc/" + std::to_string(child) + "/environ").find(job_id_) != std::string::npos;
 }
 
 // EPIPE means that the guard was killed: the parent-death signals remain.

@@ -49,19 +49,26 @@ class Guard {
   void forget(pid_t group);
 
   /// A child of ddprun that is no worker, and not of one, until it ends.
-  void set_apart(pid_t child) { earlier_.insert(child); }
+  ///
+  /// leaves_orphans  it may start processes that outlive it, such as ssh's for a connection that it shares
+  void set_apart(pid_t child, bool leaves_orphans = false) {
+    earlier_.insert(child);
+    has_strangers_ = has_strangers_ || leaves_orphans;
+  }
   void has_ended(pid_t child) { earlier_.erase(child); }
 
   /// True for an orphan of a worker that became ddprun's child; false for the guard, and for processes that
   /// the shell started before it became ddprun (`sshd -D & exec ddprun ...`), their children and their
-  /// orphans: if there are such processes, an orphan must have the job's id in its environment.
+  /// orphans, and for those of a child that was set apart: if there can be such processes, an orphan must
+  /// have the job's id in its environment.
   bool is_of_job(pid_t child) const;
 
  private:
   UniqueFd pipe_;
   pid_t pid_ = -1;
-  std::set<pid_t> earlier_;     ///< children from before, and those that were set apart
-  std::string job_of_orphans_;  ///< the job's id, if there were children before
+  std::set<pid_t> earlier_;  ///< children from before, and those that were set apart
+  const std::string job_id_;
+  bool has_strangers_ = false;  ///< an orphan may be of none of the job's processes
 };
 
 }  // namespace ddprun::launcher

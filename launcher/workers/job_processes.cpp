@@ -184,6 +184,12 @@ std::vector<pid_t> program_below(pid_t leader, int signal, std::vector<NotAsked>
     for (const pid_t child : children_of(pid))
       if (is_member(child, leader)) found.push_back(child);
   }
+  // A program that acts on the signal may need what would die of it, such as tee at the end of its pipe.
+  const auto acting = [&](pid_t pid) { return acts(pid, signal); };
+  if (std::ranges::any_of(found, acting))
+    std::erase_if(found, [&](pid_t pid) {
+      return pid != leader && !acting(pid) && !is_shell(pid) && would_die_of(pid, signal);
+    });
   const auto is_asked = [&](pid_t child) { return is_member(child, leader) && !ignores(child, signal); };
   std::erase_if(found, [&](pid_t pid) {
     if (!ignores(pid, signal)) return false;

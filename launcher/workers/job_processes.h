@@ -24,7 +24,8 @@ bool is_member(pid_t pid, pid_t group);
 /// The processes that a signal for this group's leader is meant for: the leader and, as long as one only
 /// stands for the program it has started, the members of the group that it has started. That is so for
 /// shells, and for whatever has no handler for the signal and does not wait for it: if it dies of it, its
-/// children are next in any case. SIGINT is meant for the only child, which
+/// children are next in any case. Beside a member that handles the signal, those that would die of it are not
+/// meant: it may need them as it saves. SIGINT is meant for the only child, which
 /// handles it, instead of a program that waits for the child.
 std::vector<pid_t> program_of(pid_t leader, int signal);
 

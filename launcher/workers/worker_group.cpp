@@ -26,6 +26,9 @@ constexpr std::chrono::seconds kKillTimeout{10};
 // job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
 constexpr std::chrono::milliseconds kHangLook{1000};
 
+// While the workers end, the time by which a wake-up is later than this was one in which the job was stopped.
+constexpr std::chrono::milliseconds kStopLook{500};
+
 // How often processes that the signal to end has not reached are looked at, and how long one that has left it
 // to its child may go on once the child has ended.
 constexpr JobEvents::Clock::duration kAskLook = std::chrono::milliseconds(100);
@@ -111,7 +114,7 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
 
 std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int round,
                                                        const std::string& program, WorkerOutputs output,
-                                                       Standbys& standbys) {
+                                                       Standbys& standbys, std::chrono::milliseconds grace) {
   check_invariant(index < workers_.size() && workers_[index].status,
                   "only a worker that has ended is replaced");
   attempt_ = round;
@@ -120,7 +123,8 @@ std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, int ro
   Worker& old = workers_[index];
   index_of_.erase(old.process.pid);  // the rest of its group counts as strays
   if (!old.group_gone) {
-    signal_group(old.process, SIGKILL);
+    signal_group(old.process, SIGTERM);  // it may be writing a checkpoint
+    leftovers_.emplace_back(old.process.pid, JobEvents::Clock::now() + grace);
     guard_.forget(old.process.pid);
     old.group_gone = true;
   }
@@ -140,7 +144,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     if (workers_.size() == specs_.size() && peers.begins_round()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
-    auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
+    auto wake_up = std::min(deadline.value_or(JobEvents::Clock::time_point::max()), kill_leftovers(now));
     stay_off_terminal();
     if (may_be_in_background_) wake_up = std::min(wake_up, now + kTerminalLook);
     if (find_hung) {
@@ -176,6 +180,7 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
   record_exits();
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
+  stopped_ = {};
   const auto deadline = JobEvents::Clock::now() + grace;
   constexpr std::chrono::milliseconds kForTheRest{5000};
   if (co_await groups_gone(deadline - std::min(grace / 2, kForTheRest), /*can_hurry=*/true))
@@ -194,6 +199,7 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
 }
 
 /// Waits until no process is left. False if the deadline passes or, with can_hurry, the user signals twice.
+/// Time in which the job is stopped does not count.
 asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point deadline, bool can_hurry) {
   JobEvents::Clock::time_point next_look, next_ask;
   for (bool changed = true;;) {
@@ -210,10 +216,14 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
       next_ask = again ? JobEvents::Clock::now() + std::max(kAskLook, 10 * (JobEvents::Clock::now() - now))
                        : JobEvents::Clock::time_point::max();
     }
-    const auto wake_up = std::min(deadline, next_ask);
-    const JobEvent event = co_await events_.next(changed ? std::min(wake_up, next_look) : wake_up);
+    const auto now = JobEvents::Clock::now();
+    auto wake_up = std::min({deadline + stopped_, next_ask, now + kStopLook});
+    if (changed) wake_up = std::min(wake_up, next_look);
+    const JobEvent event = co_await events_.next(wake_up);
+    if (const auto late = JobEvents::Clock::now() - std::max(wake_up, now); late > kStopLook)
+      stopped_ += late;
     if (std::holds_alternative<DeadlinePassed>(event)) {
-      if (JobEvents::Clock::now() >= deadline) co_return false;
+      if (JobEvents::Clock::now() >= deadline + stopped_) co_return false;
       continue;
     }
     handle(event);
@@ -444,11 +454,13 @@ void WorkerGroup::end_background() {
 
 /// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them.
 void WorkerGroup::suspend(int signal) {
+  const auto begin = JobEvents::Clock::now();
   signal_all(SIGSTOP);
   stop_by_terminal(signal);
   may_be_in_background_ = ::isatty(STDIN_FILENO) == 1;
   signal_all(SIGCONT);
   resumed_ = JobEvents::Clock::now();
+  stopped_ += resumed_ - begin;
 }
 
 /// After `bg`, the shell has the terminal's input. The kernel does not stop rank 0, which has its own
@@ -459,6 +471,21 @@ void WorkerGroup::stay_off_terminal() {
     if (specs_[i].reads_stdin && !workers_[i].group_gone &&
         reads_terminal(program_of(workers_[i].process.pid, SIGTTIN)))
       suspend(SIGTTIN);
+}
+
+/// Ends the processes that replaced workers have left behind, when their time is over. returns  the next time
+JobEvents::Clock::time_point WorkerGroup::kill_leftovers(JobEvents::Clock::time_point now) {
+  auto next = JobEvents::Clock::time_point::max();
+  std::erase_if(leftovers_, [&](const auto& leftover) {
+    const auto& [group, until] = leftover;
+    if (now < until) next = std::min(next, until);
+    if (now < until) return false;
+    // Only while a process of ours is in it: another group may have its number by now.
+    const auto is_in_it = [group = group](pid_t pid) { return ::getpgid(pid) == group; };
+    if (std::ranges::any_of(strays(), is_in_it)) ::kill(-group, SIGKILL);
+    return true;
+  });
+  return next;
 }
 
 /// Our children that came from a worker and are not in its group.

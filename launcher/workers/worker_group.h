@@ -75,10 +75,12 @@ class WorkerGroup {
   std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
                                    const std::function<WorkerOutputs(std::size_t index)>& open_output);
 
-  /// Replaces an ended worker, perhaps with one of the standbys; processes that it left behind get SIGKILL.
-  /// returns  the ended one; or why the new one cannot start, in which case the old one keeps its place
+  /// Replaces an ended worker, perhaps with one of the standbys; processes that it left behind get SIGTERM,
+  /// and SIGKILL after the grace period. returns  the ended one; or why the new one cannot start, in which
+  /// case the old one keeps its place
   std::variant<Worker, StartFailed> replace(std::size_t index, int round, const std::string& program,
-                                            WorkerOutputs output, Standbys& standbys);
+                                            WorkerOutputs output, Standbys& standbys,
+                                            std::chrono::milliseconds grace);
 
   /// Records the ends of workers whose events are still queued.
   void record_exits();
@@ -130,6 +132,7 @@ class WorkerGroup {
   bool ask_who_goes_on();
   void ask_all_the_rest();
   void end_background();
+  JobEvents::Clock::time_point kill_leftovers(JobEvents::Clock::time_point now);
   void suspend(int signal = SIGTSTP);
   void stay_off_terminal();
   std::vector<pid_t> strays() const;
@@ -148,9 +151,11 @@ class WorkerGroup {
   bool has_child_ended_ = false;                     ///< since reap()
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
+  std::vector<std::pair<pid_t, JobEvents::Clock::time_point>> leftovers_;  ///< groups of replaced workers
   std::function<void()> on_window_change_;
   std::set<std::pair<pid_t, int>> signalled_;  ///< strays, and signals since the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
+  JobEvents::Clock::duration stopped_{};  ///< for how long the job has been stopped since it was told to end
   bool loop_failed_ = false;
   bool may_be_in_background_ = false;  ///< it was continued, perhaps with `bg`
   std::vector<int> user_signals_;      ///< those that end the job

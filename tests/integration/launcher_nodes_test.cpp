@@ -218,6 +218,29 @@ TEST_CASE("workers of all nodes get Ctrl-C once, wherever it comes first", "[nod
   for (const std::size_t node : {0U, 1U}) CHECK(nodes.node(node).out() == "ready\ngot INT\n");
 }
 
+TEST_CASE("no ddprun ends by a signal while another node's workers save", "[nodes]") {
+  // An MPI launcher kills all tasks as soon as one has ended by a signal.
+  const auto slow = GENERATE(std::size_t{0}, std::size_t{1});
+  const bool both = GENERATE(true, false);
+  CAPTURE(slow, both);
+  NodeJob nodes;
+  const TempDir dir;
+  const auto saved = dir.path() / "saved";
+  const auto saves = [](const std::string& how) {
+    return "trap '" + how + "; exit 0' INT; echo ready; while :; do sleep 0.05; done";
+  };
+  for (const std::size_t node : {0U, 1U})
+    nodes.start_script({"--nnodes=2", "--node-rank=" + std::to_string(node), "--shutdown-timeout=60"},
+                       saves(node == slow ? "sleep 1; touch " + saved.string() : ":"));
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready"));
+  nodes.node(1 - slow).send_signal(SIGINT);
+  if (both) nodes.node(slow).send_signal(SIGINT);
+  CHECK(nodes.node(1 - slow).wait() == ExitStatus::killed(SIGINT));
+  CHECK(std::filesystem::exists(saved));
+  const ExitStatus end = nodes.node(slow).wait();
+  CHECK((end == ExitStatus::exited(130) || (both && end == ExitStatus::killed(SIGINT))));
+}
+
 TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {
   NodeJob nodes;
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});

@@ -259,10 +259,42 @@ TEST_CASE("a lost worker's last lines and the new one's go to the console and to
 }
 
 TEST_CASE("what a lost worker left behind ends with it, and nothing outlives the job", "[recover]") {
-  const Finished run(
-      job(recovering(2), {"recovers", "true", "--old", "meet", "--old-rank", "1", "stubborn-child", "daemon",
+  const Finished run(job(recovering(2, {"--shutdown-timeout=1"}),
+                         {"recovers", "true", "--old", "meet", "--old-rank", "1", "stubborn-child", "daemon",
                           "kill", "9", "--old", "wait-for-round", "--all", "meet"}));
   CHECK(run.status == ExitStatus::exited(0));
+}
+
+TEST_CASE("a process that a lost worker left behind has its time to save, and no more", "[recover]") {
+  const TempDir dir;
+  const auto saved = (dir.path() / "saved").string(), stubborn = (dir.path() / "stubborn").string();
+  const auto program = dir.path() / "rank.sh";
+  write_file_atomic(program,
+                    "#!/bin/bash\n"
+                    "if [ $DDPRUN_ROUND = 0 ] && [ $RANK = 1 ]; then\n"
+                    "  (trap 'sleep 0.5; touch " +
+                        saved +
+                        "; exit' TERM; while :; do sleep 0.05; done) &\n"
+                        "  (trap '' TERM; echo $BASHPID > " +
+                        stubborn +
+                        "; exec sleep 600) &\n"
+                        "  until [ -s " +
+                        stubborn +
+                        " ]; do sleep 0.01; done\n"
+                        "fi\n"
+                        "exec " STUB_WORKER_PROGRAM " \"$@\"\n");
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  Command command = job(recovering(2, {"--shutdown-timeout=2"}),
+                        {"recovers", "true", "--old", "meet", "--old-rank", "1", "kill", "9", "--old",
+                         "wait-for-round", "--all", "meet", "pause"});
+  std::ranges::replace(command.argv, std::string(STUB_WORKER_PROGRAM), program.string());
+  Child ddprun(command);
+  REQUIRE(wait_until([&] { return std::filesystem::exists(saved); }));
+  const auto left = "/proc/" + std::to_string(std::stoi(read_file(stubborn))) + "/stat";
+  CHECK(std::filesystem::exists(left));
+  CHECK(wait_until([&] { return !std::filesystem::exists(left); }));
+  ddprun.send_signal(SIGKILL);
+  ddprun.wait();
 }
 
 TEST_CASE("a process that stands by takes a lost worker's place, streams and descriptors", "[recover]") {

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <filesystem>
 #include <iterator>
+#include <thread>
 
 #include "tests/integration/node_job.h"
 #include "tests/support/terminal.h"
@@ -127,6 +128,64 @@ TEST_CASE("the death of a parent with many threads is one signal", "[launcher]")
     child.send_signal(SIGKILL);
     CHECK(wait_until([&] { return std::filesystem::exists(saved); }));
   }
+}
+
+TEST_CASE("the death of a parent is one signal, also while it is not seen to be dead yet", "[launcher]") {
+  const TempDir folder;
+  const std::string script = folder.path() / "parent.py", ready = folder.path() / "ready",
+                    saved = folder.path() / "saved";
+  write_file_atomic(script,
+                    "import os, subprocess, sys, time\n"
+                    "job = subprocess.Popen(sys.argv[2:])\n"
+                    "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+                    "for _ in range(2): job.terminate(); time.sleep(0.02)\n"
+                    "os._exit(0)\n");
+  Command parent = ddprun_command({"--no-python", "sh", "-c",
+                                   "trap 'sleep 0.5; touch " + saved + "; exit 0' TERM; touch " + ready +
+                                       "; while :; do sleep 0.05; done"});
+  parent.argv.insert(parent.argv.begin(), {"python3", script, ready});
+  Child child(parent);
+  CHECK(wait_until([&] { return std::filesystem::exists(saved); }));
+}
+
+TEST_CASE("what a program writes to as it saves lives until it has ended", "[launcher]") {
+  const TempDir folder;
+  const std::string program = folder.path() / "train.py", saved = folder.path() / "saved";
+  write_file_atomic(program,
+                    "import signal, sys, time\n"
+                    "def save(*_):\n"
+                    "  time.sleep(0.3); print('saving', flush=True); open(sys.argv[1], 'w'); sys.exit(0)\n"
+                    "signal.signal(signal.SIGTERM, save); print('ready', flush=True)\n"
+                    "while True: time.sleep(0.1)\n");
+  Child ddprun(ddprun_command(
+      {"--no-python", "bash", "-c", "python3 " + program + " " + saved + " 2>&1 | tee /dev/stderr; exit"}));
+  REQUIRE(ddprun.wait_for_output("ready"));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(std::filesystem::exists(saved));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("time in which the job is stopped does not shorten the grace period", "[launcher]") {
+  const TempDir folder;
+  const std::string saved = folder.path() / "saved", pid = folder.path() / "pid";
+  Child ddprun(
+      script({"--shutdown-timeout=3"}, "echo $$ > " + pid + "; trap 'sleep 1; sleep 1; touch " + saved +
+                                           "; exit 0' TERM; echo begun; while :; do sleep 0.05; done"));
+  REQUIRE(ddprun.wait_for_output("begun"));
+  ddprun.send_signal(SIGTERM);
+  REQUIRE(wait_until([&] { return count_of("received SIGTERM", ddprun.err()) == 1; }));
+  const pid_t worker = std::stoi(read_or_empty(pid));
+  const auto both = [&](int signal) {
+    ::kill(worker, signal);
+    ddprun.send_signal(signal);
+  };
+  both(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  both(SIGCONT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(std::filesystem::exists(saved));
+  check_nothing_left(ddprun);
 }
 
 TEST_CASE("a second signal skips the grace period", "[launcher]") {

@@ -315,6 +315,17 @@ class Endings(Hosts):
             self.assertEqual(job.wait(timeout=60), -signal.SIGTERM)
             self.assert_nothing_is_left()
 
+    def test_a_connection_that_ssh_shares_outlives_the_job(self):
+        ssh = self.ssh("-o", "ControlMaster=auto", "-o", "ControlPersist=600", "-o", f"ControlPath={self.folder}/shared")
+        code, out, err = self.run_job("--max-restarts=1", "sh", "-c", "[ $RANK = 0 ] && sleep 1000; exit 3", ssh=ssh)
+        self.assertEqual(code, 3, err)
+        self.assertIn("restart 1 of 1", err)
+        self.assertNotIn("connection has ended", err)
+        shared = [*shlex.split(ssh), "127.0.0.2"]
+        self.assertIn("Master running", subprocess.run([*shared[:1], "-O", "check", *shared[1:]], capture_output=True, text=True).stderr)
+        subprocess.run([*shared[:1], "-O", "exit", *shared[1:]], check=True, capture_output=True)
+        self.assert_nothing_is_left()
+
     def test_a_forwarded_signal_reaches_the_workers_of_all_hosts(self):
         program = ("import os, signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: (print('got it', flush=True), sys.exit()))\n"
                    "print('begun', os.environ['RANK'], flush=True)\nsignal.pause()")

@@ -10,10 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST_CASE("a signal that comes directly and through the init process counts once", "[init_process]") {
+TEST_CASE("a signal that comes directly, and passed on, counts once", "[init_process]") {
   const LoopClock::time_point now{1h};
-  for (const auto& [one, other] :
-       {std::pair(Sender::kOther, Sender::kInit), {Sender::kInit, Sender::kOther}}) {
+  for (const auto& [one, other] : {std::pair(kKernel, kInit), {kInit, kKernel}, {100, 200}}) {
     SignalsOnce signals;
     CHECK(signals.counts(SIGTERM, one, now));
     CHECK_FALSE(signals.counts(SIGTERM, other, now + 10ms));
@@ -22,22 +21,34 @@ TEST_CASE("a signal that comes directly and through the init process counts once
   }
 }
 
-TEST_CASE("two signals on the same way, of two kinds or at two times are two", "[init_process]") {
+TEST_CASE("two signals from the same sender, of two kinds or at two times are two", "[init_process]") {
   const LoopClock::time_point now{1h};
   SignalsOnce signals;
-  CHECK(signals.counts(SIGTERM, Sender::kInit, now));
-  CHECK(signals.counts(SIGTERM, Sender::kInit, now));
-  CHECK(signals.counts(SIGINT, Sender::kOther, now));
-  CHECK(signals.counts(SIGTERM, Sender::kOther, now + 1s));
+  CHECK(signals.counts(SIGTERM, kInit, now));
+  CHECK(signals.counts(SIGTERM, kInit, now));
+  CHECK(signals.counts(SIGINT, kKernel, now));
+  CHECK(signals.counts(SIGINT, kKernel, now + 200ms));  // typed twice
+  CHECK(signals.counts(SIGTERM, 100, now + 1s));
 }
 
-TEST_CASE("the signal of a parent's death counts once, however many threads the parent has",
-          "[init_process]") {
+TEST_CASE("a terminal hangs up once, whoever tells it", "[init_process]") {
   const LoopClock::time_point now{1h};
   SignalsOnce signals;
-  CHECK(signals.counts(SIGTERM, Sender::kDeadParent, now));
-  for (int i = 1; i < 12; ++i) CHECK_FALSE(signals.counts(SIGTERM, Sender::kDeadParent, now + i * 1ms));
-  CHECK(signals.counts(SIGTERM, Sender::kOther, now + 20ms));
+  CHECK(signals.counts(SIGHUP, 100, now));  // the shell, as it ends
+  for (const Sender sender : {kKernel, kInit, kInit, Sender{100}})
+    CHECK_FALSE(signals.counts(SIGHUP, sender, now + 1ms));
+  CHECK(signals.counts(SIGHUP, 100, now + 1s));
+}
+
+TEST_CASE("a signal that its sender sends again at once is told", "[init_process]") {
+  const LoopClock::time_point now{1h};
+  SignalsOnce signals;
+  CHECK_FALSE(signals.comes_again(SIGTERM, 100, now));
+  CHECK(signals.counts(SIGTERM, 100, now));
+  CHECK(signals.comes_again(SIGTERM, 100, now + 999ms));
+  CHECK_FALSE(signals.comes_again(SIGTERM, 100, now + 1s));
+  CHECK_FALSE(signals.comes_again(SIGTERM, 200, now + 1ms));
+  CHECK_FALSE(signals.comes_again(SIGINT, 100, now + 1ms));
 }
 
 }  // namespace

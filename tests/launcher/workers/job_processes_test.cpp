@@ -46,6 +46,9 @@ TEST_CASE("a shell passes it to its child, whether or not it handles it, and the
   CHECK(addressed({"bash", "-c", "trap : TERM; \"$STUB\" child ready await; exit"}) == 2);
   CHECK(addressed({"sh", "-c", "sh -c '\"$STUB\" child ready await; exit'; exit"}) == 3);
   CHECK(addressed({"bash", "-c", "\"$STUB\" child ready await; exit"}, SIGINT) == 2);
+  // The end of the pipe would die of it, and the program still writes there.
+  CHECK(addressed({"bash", "-c", "\"$STUB\" child ready await | tee /dev/null; exit"}) == 2);
+  CHECK(addressed({"bash", "-c", "cat <(sleep 600) | tee /dev/null & echo child ready; wait"}) == 4);
 }
 
 TEST_CASE("a program that waits for its only child leaves SIGINT, and nothing else, to it",
