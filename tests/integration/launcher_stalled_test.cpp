@@ -45,14 +45,14 @@ bool ends_within(std::chrono::seconds time, pid_t ddprun, Child& strace) {
 }
 
 TEST_CASE("a signal reaches the workers although nobody reads ddprun's messages", "[stalled]") {
-  Command command = job({"--nproc-per-node=2", "--shutdown-timeout=600"}, {"ready", "await"});
+  Command command = job({"--nproc-per-node=2", "--shutdown-timeout=600"}, {"ready", "await", "await"});
   with_full_stderr(command);
   Child ddprun(command);
   REQUIRE(ddprun.wait_for_output("ready ", 2));
   ddprun.send_signal(SIGUSR1);
   ddprun.send_signal(SIGTERM);
   CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
-  CHECK(count_of("got SIG", ddprun.out()) == 2);
+  CHECK(count_of("got SIG", ddprun.out()) == 4);
   check_nothing_left(ddprun);
 }
 
