@@ -107,7 +107,8 @@ void JobEvents::read_signals() {
   signalfd_siginfo info{};
   while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
-    const Sender sender = sender_of(info);
+    Sender sender = sender_of(info);
+    if (!handled_.ends_job(signal) && sender != kInit) sender = kKernel;  // each of those is meant
     if (signal == SIGCHLD) {
       if (tell_) tell_(signal);
       push(ChildEnded{});

@@ -130,6 +130,17 @@ TEST_CASE("the death of a parent with many threads is one signal", "[launcher]")
   }
 }
 
+TEST_CASE("a signal that does not end the job is passed on, whoever else has just sent it", "[launcher]") {
+  Child ddprun(job({}, {"ready", "await", "await"}));
+  REQUIRE(ddprun.wait_for_output("ready "));
+  for (int times = 1; times <= 2; ++times) {
+    CHECK(Child(Command{{"/bin/kill", "-USR1", std::to_string(ddprun.pid())}, {}}).wait() ==
+          ExitStatus::exited(0));
+    REQUIRE(ddprun.wait_for_output("got SIGUSR1", times));
+  }
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+}
+
 TEST_CASE("the death of a parent is one signal, also while it is not seen to be dead yet", "[launcher]") {
   const TempDir folder;
   const std::string script = folder.path() / "parent.py", ready = folder.path() / "ready",
