@@ -109,6 +109,8 @@ std::string describe_output(const WorkerRecord& root) {
   std::string text;
   Lines stack = root.error.error ? printable_lines(root.error.error->call_stack) : Lines();
   const std::size_t lines = last.size();
+  const Lines error = stack.empty() ? error_lines(root.error, 2, 0) : Lines();
+  if (error.size() == 1 && !last.empty() && last.back().ends_with(error[0])) last.pop_back();
   drop_repetition(stack, last);
   if (root.err_shown) {  // and where ddprun has not read it, a traceback twice is better than none
     if (root.err_read && last.size() < lines) stack.clear();

@@ -156,6 +156,15 @@ TEST_CASE("a traceback that Python prints with outer frames is shown once", "[fa
   CHECK(has(describe(report), "    |   outer\n"));
 }
 
+TEST_CASE("an error that its program also prints is shown once", "[failure_report]") {
+  FailureReport report = sample_report(WorkerError{"weights.pt: is not a zip", "", 0});
+  report.root_cause.last_lines = {"worker: error: weights.pt: is not a zip"};
+  CHECK_FALSE(has(describe(report), "last lines"));
+  report.root_cause.last_lines.insert(report.root_cause.last_lines.begin(), "epoch 1");
+  CHECK(has(describe(report), "  last lines of its stderr:\n    | epoch 1\n"));
+  CHECK_FALSE(has(describe(report), "worker: error"));
+}
+
 TEST_CASE("a long traceback is shown whole, and not its end again", "[failure_report]") {
   FailureReport report = sample_report(WorkerError{"E: x", many_lines(24), 0});
   for (int i = 10; i < 24; ++i) report.root_cause.last_lines.push_back("line " + std::to_string(i) + ".");

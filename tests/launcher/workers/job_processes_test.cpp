@@ -17,14 +17,16 @@ namespace {
 using namespace std::string_literals;
 using test::Child;
 
-/// The processes of a command that prints "ready" that get SIGTERM first; it leads a process group.
-std::size_t addressed(std::vector<std::string> argv, int signal = SIGTERM) {
+/// The processes of a command that prints "ready" that get SIGTERM first; it leads a process group. Waits a
+/// while for as many as that, if some may start after it prints.
+std::size_t addressed(std::vector<std::string> argv, int signal = SIGTERM, std::size_t in_the_end = 1) {
   test::Command command{std::move(argv), {{"STUB", STUB_WORKER_PROGRAM}, {"RANK", "0"}}};
   command.in_child = [] { ::setsid(); };
   const Child child(command);
   REQUIRE(child.wait_for_output("ready"));
   REQUIRE(child.wait_for_output("child "));
-  const auto found = program_of(child.pid(), signal);
+  std::vector<pid_t> found;
+  test::wait_until([&] { return (found = program_of(child.pid(), signal)).size() >= in_the_end; });
   CHECK(found.front() == child.pid());
   return found.size();
 }
@@ -48,7 +50,8 @@ TEST_CASE("a shell passes it to its child, whether or not it handles it, and the
   CHECK(addressed({"bash", "-c", "\"$STUB\" child ready await; exit"}, SIGINT) == 2);
   // The end of the pipe would die of it, and the program still writes there.
   CHECK(addressed({"bash", "-c", "\"$STUB\" child ready await | tee /dev/null; exit"}) == 2);
-  CHECK(addressed({"bash", "-c", "cat <(sleep 600) | tee /dev/null & echo child ready; wait"}) == 4);
+  CHECK(addressed({"bash", "-c", "cat <(sleep 600) | tee /dev/null & echo child ready; wait"}, SIGTERM, 4) ==
+        4);
 }
 
 TEST_CASE("a program that waits for its only child leaves SIGINT, and nothing else, to it",

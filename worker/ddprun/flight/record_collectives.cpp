@@ -33,11 +33,15 @@ std::string message_of(const std::exception_ptr& exception) {
   return text.substr(0, text.find('\n'));
 }
 
-/// While it lives, LibTorch logs no warnings: for a store that is gone it would print the stack.
-struct Quietly {
-  const int level = std::exchange(FLAGS_caffe2_log_level, 2);
-  ~Quietly() { FLAGS_caffe2_log_level = level; }
+struct Quiet {
+  std::mutex mutex;
+  int users = 0, level = 0;
 };
+
+Quiet& quiet() {
+  static auto* const quiet = new Quiet;  // threads may outlive main()
+  return *quiet;
+}
 
 Board board_of(const c10::intrusive_ptr<c10d::Store>& store) {
   Board board;
@@ -87,6 +91,16 @@ std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& s
 }
 
 }  // namespace
+
+Quietly::Quietly() {
+  const std::scoped_lock lock(quiet().mutex);
+  if (quiet().users++ == 0) quiet().level = std::exchange(FLAGS_caffe2_log_level, 2);
+}
+
+Quietly::~Quietly() {
+  const std::scoped_lock lock(quiet().mutex);
+  if (--quiet().users == 0) FLAGS_caffe2_log_level = quiet().level;
+}
 
 c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                      const c10::intrusive_ptr<c10d::Store>& store,

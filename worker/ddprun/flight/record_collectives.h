@@ -24,6 +24,16 @@ namespace ddprun::ddp {
 
 class Watchdog;
 
+/// While one lives, LibTorch logs no warnings. For a store that is gone it would print the stack, and for
+/// each wait that ends without its key two lines.
+class Quietly {
+ public:
+  Quietly();
+  ~Quietly();
+  Quietly(const Quietly&) = delete;
+  Quietly& operator=(const Quietly&) = delete;
+};
+
 /// Wraps a backend, for ProcessGroup::setBackend: records every collective in flight_recorder(), and turns
 /// its errors into c10::DistBackendErrors that name the collective and the missing ranks (Watchdog). Returns
 /// a one-rank group's backend unchanged.

@@ -141,6 +141,7 @@ class StoreBarrier {
     do {
       const auto rest =
           std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      const Quietly quietly;
       try {
         store_->wait({keys_ + "verdict"},
                      std::clamp(rest, std::chrono::milliseconds(1), kLookInBarrierEvery));
