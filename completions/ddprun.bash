@@ -6,7 +6,7 @@ _ddprun_switches="--standalone --module --no-python --run-path --virtual-local-r
 
 _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr
   --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method
-  --spares --join-timeout --last-call --node-timeout --token-file --hosts --hostfile --ssh --ssh-env --ssh-ddprun --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
+  --spares --exclude --preflight --preflight-timeout --join-timeout --last-call --node-timeout --token-file --hosts --hostfile --ssh --ssh-env --ssh-ddprun --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
   --duplicate-stderr-filters --logs-specs --numa-binding --gpus --signals-to-handle --shutdown-timeout --forward-signals
   --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --max-stalled-restarts --recover --standby --preload --log-max-size --result-json
   --events-json --metrics-port --config --log-line-prefix-template --print-completion -r -t"

@@ -13,6 +13,7 @@
 #include "launcher/events/signals.h"
 #include "launcher/host/processes.h"
 #include "launcher/host/task_launcher.h"
+#include "launcher/job/preflight.h"
 #include "launcher/job/supervisor.h"
 #include "launcher/remote/start_order.h"
 
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
   try {
     leave_init_process();
     std::vector<std::string> words(argv + (argc > 0 ? 1 : 0), argv + argc);
+    if (!words.empty() && words[0] == kOnlyChecks) return run_checks(words);
     std::optional<StartOrder> order;
     if (words == std::vector<std::string>{kStartedOverSsh}) {
       order = receive_order();
@@ -34,10 +36,11 @@ int main(int argc, char** argv) {
     }
     const Options options = parse_options(words, task_environment(process_env), order ? &*order : nullptr);
     if (order) write_all(STDERR_FILENO, kStartedLine);
+    if (options.excluded) log_info("this node takes no part in the job (--exclude)");
     if (options.help) settings::print_help(help_text());
     if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");
     write_stdout(options.completion);
-    if (options.help || options.version || !options.completion.empty()) return 0;
+    if (options.help || options.version || !options.completion.empty() || options.excluded) return 0;
 
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);

@@ -40,6 +40,7 @@ under mpirun, it needs no flag)
                            begin so
   --ssh-ddprun PATH        the ddprun there [this one's path, else the one on
                            PATH]
+  --exclude HOST,...       hosts that take no part, as in node3,gpu[01-03]
   --nnodes N|MIN:MAX       number of nodes; MIN:MAX: start with at least MIN,
                            grow to MAX [1]
   --spares K               K nodes more, which wait to replace a lost one [0]
@@ -51,6 +52,11 @@ under mpirun, it needs no flag)
   --local-addr HOST        address where other nodes reach this one
   --token-file FILE        secret that all nodes share (or DDPRUN_TOKEN);
                            without one, anyone may join
+  --preflight COMMAND|disk,shm,clock,gpus
+                           a node joins only after this shell command, or these
+                           checks of ddprun, have succeeded on it
+  --preflight-timeout SECONDS
+                           how long they may take [120]
   --join-timeout SECONDS   give up if MIN nodes have not joined by then [600]
   --last-call SECONDS      once MIN nodes have joined, wait for more [30]
   --node-timeout SECONDS   a node that is silent this long counts as lost [10]

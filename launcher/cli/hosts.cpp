@@ -108,6 +108,16 @@ std::vector<Host> listed_hosts(const settings::Values& values) {
   return hosts;
 }
 
+/// --exclude: those hosts get no ddprun.
+void drop_excluded(const settings::Values& values, Options& options) {
+  std::vector<Host>& all = options.hosts.all;
+  for (const std::string& name : options.exclude)
+    if (std::ranges::none_of(all, [&](const Host& host) { return is_excluded(host.name(), {name}); }))
+      options.notes.push_back(values.source("exclude") + ": " + printable(name) + " is none of the hosts");
+  std::erase_if(all, [&](const Host& host) { return is_excluded(host.name(), options.exclude); });
+  if (all.empty()) values.reject("exclude", "at least one of the hosts to remain");
+}
+
 void check_flags(const settings::Values& values, const std::string& flag, const HostsOptions& hosts) {
   for (const char* other : {"node-rank", "master-addr", "standalone"})
     if (values.given(other) && values.text(other) != "false")
@@ -172,6 +182,22 @@ std::vector<Host> parse_hostfile(const std::string& text, const std::string& sou
   return hosts;
 }
 
+std::optional<std::vector<std::string>> parse_excluded(const std::string& text) {
+  std::vector<std::string> names;
+  for (const auto part : host_list_parts(text)) {
+    const auto hosts = parse_targets(std::string(trimmed(part)), {});
+    if (!hosts || hosts->size() > kMostHosts - names.size()) return {};
+    for (const Host& host : *hosts) names.push_back(host.name());
+  }
+  return names;
+}
+
+bool is_excluded(const std::string& host, const std::vector<std::string>& excluded) {
+  return std::ranges::any_of(excluded, [&](const std::string& name) {
+    return name == host || name.starts_with(host + ".") || host.starts_with(name + ".");
+  });
+}
+
 std::optional<std::vector<std::string>> parse_variable_names(const std::string& text) {
   std::vector<std::string> names;
   for (const std::string& word : split(text, ',')) {
@@ -218,6 +244,7 @@ void read_hosts(const settings::Values& values, const EnvLookup& environment, co
                        ", which itself starts " + std::to_string(task->tasks) + " ddpruns (" +
                        task->launcher->tasks + ")");
     hosts.all = listed_hosts(values);
+    drop_excluded(values, options);
     check_flags(values, flag, hosts);
     check_meeting_place(values, flag, hosts);
     for (std::size_t i = 0; i < hosts.all.size() && !hosts.own; ++i)

@@ -65,6 +65,12 @@ std::optional<std::vector<Host>> parse_hosts(const std::string& text);
 /// throws  UsageError that begins with "SOURCE: line 3 of 'FILE': "
 std::vector<Host> parse_hostfile(const std::string& text, const std::string& source, const std::string& path);
 
+/// Reads --exclude: "node3,gpu[01-03],10.0.0.7".
+std::optional<std::vector<std::string>> parse_excluded(const std::string& text);
+
+/// Whether --exclude names this host; one of both names may lack its domain.
+bool is_excluded(const std::string& host, const std::vector<std::string>& excluded);
+
 /// Reads --ssh-env: names, or beginnings of names with a '*'.
 std::optional<std::vector<std::string>> parse_variable_names(const std::string& text);
 

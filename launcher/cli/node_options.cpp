@@ -257,6 +257,36 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
   }
 }
 
+/// --exclude where the user or srun starts a ddprun on each node. Sets options.excluded.
+void apply_exclude(const settings::Values& values, std::optional<SlurmStep>& step,
+                   const std::optional<MpiTask>& task, int max_nodes, Options& options) {
+  const std::string source = values.source("exclude");
+  if (task)
+    throw UsageError(source + ": expected no " + task->launcher->name + ", whose own flags choose the hosts");
+  if (step) {
+    drop_excluded(*step, values, options);
+    if (step->tasks == 1 && !options.excluded) step.reset();  // as if srun had started only this one
+    return;
+  }
+  options.excluded = std::ranges::any_of(options.exclude, is_this_host);
+  if (max_nodes == 1) {
+    if (options.excluded) values.reject("exclude", "other hosts than this one, where the whole job runs,");
+    return;
+  }
+  const std::string meeting =
+      values.given("rdzv-endpoint") ? values.text("rdzv-endpoint") : values.text("master-addr");
+  const auto endpoints = parse_endpoints(meeting, kDynamicPort).value_or(std::vector<Endpoint>());
+  const auto is_out = [&](const Endpoint& endpoint) {
+    return is_excluded(endpoint.host, options.exclude) || (options.excluded && is_this_host(endpoint.host));
+  };
+  if (!endpoints.empty() && std::ranges::all_of(endpoints, is_out))
+    values.reject("exclude", "other hosts than " + printable(endpoints[0].host) + ", where the nodes meet,");
+  if (options.excluded && values.given("node-rank"))
+    values.reject("exclude", "other hosts than this one, for which the others wait as node rank " +
+                                 printable(values.text("node-rank")) +
+                                 " (number the nodes that remain from 0; --nnodes counts them),");
+}
+
 }  // namespace
 
 std::string read_token(const settings::Values& values, const EnvLookup& environment) {
@@ -283,7 +313,10 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
               parse_node_counts, counts);
   const bool standalone = values.is_true("standalone");
   const auto task = mpi_task(values, environment);
-  const auto step = task ? std::nullopt : job_step(values, environment);
+  auto step = task ? std::nullopt : job_step(values, environment);
+  if (!options.exclude.empty() && options.hosts.all.empty())
+    apply_exclude(values, step, task, standalone ? 1 : counts.second, options);
+  if (options.excluded) return;
   if (task) {
     if (task->tasks - nodes.spares < 2)
       values.reject("spares", "at most " + std::to_string(task->tasks - 2) + " of " +

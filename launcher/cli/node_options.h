@@ -85,6 +85,10 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment);
 /// slurm_step(), or nullopt if flags name the nodes or another ddprun started this one. throws UsageError
 std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLookup& environment);
 
+/// --exclude: takes those nodes out of the step, and sets options.excluded if this is one of them.
+/// throws  UsageError if none remains, or if the tasks' numbers do not follow from the nodes
+void drop_excluded(SlurmStep& step, const settings::Values& values, Options& options);
+
 /// Sets the options as flags would for this task of the step.
 /// throws UsageError if flags contradict the step
 void apply_step(const SlurmStep& step, const settings::Values& values, Options& options);

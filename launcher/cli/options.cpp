@@ -192,6 +192,9 @@ std::vector<Setting> own_flags(Options& options) {
              "names of variables separated by commas; a '*' ends the beginning of several, as in "
              "NCCL_*,HF_HOME"),
       settings::text("ssh-ddprun", options.hosts.ddprun),
+      parsed("exclude", options.exclude, parse_excluded,
+             "names or addresses of hosts separated by commas, such as node3,gpu[01-03]")
+          .or_empty(),
       parsed("gpus", options.gpus, parse_gpus,
              "numbers of GPUs, ranges or UUIDs (GPU-..., MIG-...), such as 0,2-3"),
       parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
@@ -209,6 +212,12 @@ std::vector<Setting> own_flags(Options& options) {
           "preload", options.preload, parse_modules,
           "names of Python modules separated by commas, such as torch,transformers, or files that end in .py")
           .or_empty(),
+      parsed("preflight", options.preflight, parse_preflight,
+             "checks separated by commas (" +
+                 joined({kPreflightChecks.begin(), kPreflightChecks.end()}, ", ") +
+                 "), or a shell command (a program whose name resembles a check needs its path: ./NAME)")
+          .or_empty(),
+      settings::seconds("preflight-timeout", options.preflight_timeout, seconds_above_0()),
       prefix,
       no_prefix,
       boolean("timestamp", output.timestamps),
@@ -377,6 +386,29 @@ std::optional<StreamSelection> parse_stream_selection(const std::string& text) {
     if (!rank || !streams || !selection.by_rank.emplace(*rank, *streams).second) return {};
   }
   return selection;
+}
+
+bool PreflightWanted::has(std::string_view check) const {
+  return std::ranges::find(checks, check) != checks.end();
+}
+
+std::optional<PreflightWanted> parse_preflight(const std::string& text) {
+  const std::vector<std::string> known(kPreflightChecks.begin(), kPreflightChecks.end());
+  const auto is_check = [&](const auto& word) { return std::ranges::find(known, word) != known.end(); };
+  const auto in_words = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '-' || c == ' ';
+  };
+  PreflightWanted wanted;
+  bool plain = true;
+  for (const std::string& part : split(text, ',')) {
+    wanted.checks.emplace_back(trimmed(part));
+    plain =
+        plain && std::ranges::all_of(part, in_words) && wanted.checks.back().find(' ') == std::string::npos;
+  }
+  if (std::ranges::all_of(wanted.checks, is_check)) return wanted;
+  const bool mistyped = wanted.checks.size() > 1 || !settings::did_you_mean(wanted.checks[0], known).empty();
+  if (plain && mistyped) return {};
+  return PreflightWanted{{}, text};
 }
 
 std::optional<std::set<int>> parse_local_ranks(const std::string& text) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ddprun/common/settings/command.h>
@@ -27,6 +28,17 @@ struct WorkersWanted {
 
 /// --recover: what a restart starts again.
 enum class Recover { kAll, kRank };
+
+/// What ddprun itself can look at before a node joins (--preflight).
+inline constexpr std::array kPreflightChecks{"disk", "shm", "clock", "gpus"};
+
+/// --preflight: what must succeed on a node before it joins the job.
+struct PreflightWanted {
+  std::vector<std::string> checks;  ///< some of kPreflightChecks
+  std::string command;              ///< for a shell; empty: only the checks
+  bool any() const { return !checks.empty() || !command.empty(); }
+  bool has(std::string_view check) const;
+};
 
 /// --numa-binding, with torchrun's names.
 enum class NumaBinding { kNode, kSocket, kExclusive, kCoreComplex };
@@ -76,8 +88,10 @@ struct Options {
   std::string role = "default";
   NodesOptions nodes;
   HostsOptions hosts;
-  std::string run_id;              ///< empty: a random one
-  std::optional<int> master_port;  ///< of the workers' store; unset: a free port
+  std::vector<std::string> exclude;  ///< names and addresses of hosts that take no part in the job
+  bool excluded = false;             ///< this one is among them: there is nothing to do
+  std::string run_id;                ///< empty: a random one
+  std::optional<int> master_port;    ///< of the workers' store; unset: a free port
 
   std::chrono::milliseconds shutdown_timeout{30'000};  ///< from SIGTERM to SIGKILL
   std::optional<std::chrono::milliseconds> timeout, hang_timeout;
@@ -87,7 +101,9 @@ struct Options {
 
   RestartSettings restart;
   Recover recover = Recover::kAll;
-  int standby = 0;                   ///< processes that wait to replace a worker
+  int standby = 0;  ///< processes that wait to replace a worker
+  PreflightWanted preflight;
+  std::chrono::milliseconds preflight_timeout{120'000};
   std::vector<std::string> preload;  ///< modules and files that workers have imported when they start
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
@@ -134,6 +150,10 @@ std::optional<StreamSelection> parse_stream_selection(const std::string& text);
 /// The expected value of --local-ranks-filter: "0,2".
 inline constexpr char kLocalRanks[] = "local ranks separated by commas, such as 0,2";
 std::optional<std::set<int>> parse_local_ranks(const std::string& text);
+
+/// Reads --preflight: "disk,shm" are checks, and what is not a list of plain words is a shell command.
+/// nullopt for a list with other words than checks, and for one word that resembles a check.
+std::optional<PreflightWanted> parse_preflight(const std::string& text);
 
 /// The texts of --duplicate-stdout-filters, separated by commas; ",," stands for a comma in a text. Accepts
 /// any text.

@@ -277,6 +277,19 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
   return slurm_step(environment);
 }
 
+void drop_excluded(SlurmStep& step, const settings::Values& values, Options& options) {
+  if (!step.one_task_a_node())
+    throw UsageError(values.source("exclude") + ": expected srun --ntasks-per-node=1, where srun starts " +
+                     describe_tasks(step) + ": it has numbered them already");
+  const auto is_out = [&](const std::string& name) { return is_excluded(name, options.exclude); };
+  options.excluded = is_out(step.nodes[static_cast<std::size_t>(step.node)]);
+  step.node -= static_cast<int>(std::count_if(step.nodes.begin(), step.nodes.begin() + step.node, is_out));
+  std::erase_if(step.nodes, is_out);
+  if (step.nodes.empty()) values.reject("exclude", "at least one node of the step to remain");
+  step.task = step.node;
+  step.tasks = static_cast<int>(step.nodes.size());
+}
+
 void check_spares(const SlurmStep& step, const settings::Values& values, int spares) {
   if (!step.one_task_a_node())
     values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + describe_tasks(step));

@@ -39,6 +39,7 @@ struct Job : JobPlan {
   JobOutput& outputs;
   JobMonitor* monitor = nullptr;  ///< notified of each attempt
   Preload* preload = nullptr;     ///< --preload; null: none
+  std::string unfit = {};         ///< why this node stays out of the job (--preflight); empty: it is fit
 };
 
 /// The round that --dry-run shows: this node's by its node rank, else the first node's, assuming that all

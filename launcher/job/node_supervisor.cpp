@@ -90,11 +90,13 @@ class NodeSupervisor : public Supervisor {
                      nodes_.min_nodes,     nodes_.max_nodes,     job_.workers,
                      nodes_.local_addr,    job_.options.role,    known_by(job_.options),
                      membership_.former(), job_.job_id};
+    settings.join.unfit = job_.unfit;
     settings.former_coordinator = membership_.may_have_ended();
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
     settings.since = membership_.asking_since();
     settings.after_loss = membership_.lost().has_value();
+    settings.tells_time = !settings.after_loss && job_.options.preflight.has("clock");
     if (settings.after_loss)  // also for a greeting: a stopped ddprun's connections succeed
       settings.connect_timeout = settings.greeting_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this, endpoints = settings.endpoints](std::size_t place, bool asked_all,
@@ -172,7 +174,11 @@ class NodeSupervisor : public Supervisor {
 
   /// Handles the next event. returns the result if this node's part ends
   asio::awaitable<std::optional<RunResult>> step() {
-    if (auto news = link().next()) {
+    if (stays_out_) {
+      const auto* server = connections_.server();
+      if (server == nullptr) co_return RunResult{LaunchError::kOwnFailure, std::nullopt};
+      if (server->ended()) co_return result_of(*server->how_ended());
+    } else if (auto news = link().next()) {
       if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
         if (look_again(lost->reason, lost->hung_up)) co_return std::nullopt;
         throw LaunchError(LaunchError::kOwnFailure, lost->reason);
@@ -200,7 +206,13 @@ class NodeSupervisor : public Supervisor {
   }
 
   asio::awaitable<std::optional<RunResult>> handle(const CoordinatorMessage& message) {
-    if (const auto* refused = std::get_if<Refused>(&message)) {
+    const auto* refused = std::get_if<Refused>(&message);
+    if (refused != nullptr && !job_.unfit.empty()) {
+      stays_out_ = true;
+      if (connections_.server() != nullptr && !connections_.server()->ended())
+        log_warning(
+            "this node starts no workers; it has the job's coordinator, and waits for the other nodes");
+    } else if (refused != nullptr) {
       const std::string text = "refused by the coordinator: " + printable(refused->reason);
       if (!link().has_joined() || !look_again(text, /*hung_up=*/false))
         throw LaunchError(LaunchError::kOwnFailure, text);
@@ -448,6 +460,7 @@ class NodeSupervisor : public Supervisor {
   int started_ = -1;  ///< the last one that began here
   NodeLink::Way way_;
   Membership membership_;
+  bool stays_out_ = false;         ///< unfit: at most it has the coordinator for the others
   bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
   bool warned_ = false;            ///< that another node does not say whether its workers are silent
   std::string last_reason_;        ///< the last reason for an end that the user saw

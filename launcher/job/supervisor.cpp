@@ -26,6 +26,7 @@
 #include "launcher/host/gpu_list.h"
 #include "launcher/job/attempt.h"
 #include "launcher/job/job_monitor.h"
+#include "launcher/job/preflight.h"
 #include "launcher/job/server.h"
 #include "launcher/plan/placement.h"
 #include "launcher/remote/remote_hosts.h"
@@ -402,6 +403,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   start_preload(job, temp.path(), preload);
   auto work = options.nodes.several() ? supervise_node(job, connections, record) : single.run();
   if (preload) work = once_preloaded(job, std::move(work));
+  if (options.preflight.any()) work = after_preflight(job, record, std::move(work));
   std::optional<RemoteHosts> hosts;
   if (options.hosts.starts()) {
     hosts.emplace(io, guard, console, options, environment);

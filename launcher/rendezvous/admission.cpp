@@ -1,6 +1,7 @@
 #include "launcher/rendezvous/admission.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 
 #include <ddprun/common/text.h>
@@ -66,6 +67,19 @@ std::string join_problem(const CoordinatorSettings& settings, const Join& join, 
     return node + " would start " + std::to_string(join.workers) + " workers: expected a number from 1 to " +
            std::to_string(most);
   return "";
+}
+
+std::int64_t time_of_day_ms() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+std::string clock_problem(std::int64_t theirs, std::int64_t from, std::int64_t until) {
+  constexpr std::int64_t kMostMs = 2000;
+  const std::int64_t behind = from - theirs, ahead = theirs - until;  // at least
+  if (behind <= kMostMs && ahead <= kMostMs) return "";
+  return "its clock is " + in_seconds(std::chrono::milliseconds(std::max(behind, ahead))) +
+         (ahead > 0 ? " ahead of" : " behind") + " the coordinator's (--preflight=clock)";
 }
 
 bool natural_less(std::string_view a, std::string_view b) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,16 @@ namespace ddprun::launcher {
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address);
 
 bool has_other_run_id(const CoordinatorSettings& settings, const Join& join);
+
+/// The time of day by this host's clock, in milliseconds since 1970.
+std::int64_t time_of_day_ms();
+
+/// Why a node's clock keeps it out (--preflight=clock): it differs from the coordinator's by more than two
+/// seconds. Empty if it does not. All times as time_of_day_ms().
+///
+/// theirs       when the node sent its time, by its clock; by the coordinator's that was
+/// from, until  between these
+std::string clock_problem(std::int64_t theirs, std::int64_t from, std::int64_t until);
 
 /// Compares names in natural order: "node2" before "node10". Runs of digits compare as numbers of any length;
 /// of numbers that differ only in leading zeros, the shorter comes first. A strict weak order.

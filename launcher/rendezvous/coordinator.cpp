@@ -58,6 +58,8 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   if (ended_) return dismiss(id, last_word(/*stood_by=*/false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason, /*other_job=*/has_other_run_id(settings_, join)});
+  if (!join.unfit.empty()) return keep_out(id, join, address);
+  unfit_.erase({join.node_rank, describe_node(join, address)});
   Node& node = nodes_[id];
   node.join = join;
   node.address = join.address.empty() ? address : join.address;
@@ -68,6 +70,15 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   ++ready_;
   go_on_after(join.former, now);
   send_waiting(id);
+}
+
+/// The node has come only to say that it does not take part.
+void Coordinator::keep_out(NodeId id, const Join& join, const std::string& address) {
+  const std::string node = describe_node(join, address);
+  const std::string reason =
+      "node " + node + " stays out: " + shortened(printable(join.unfit), kMaxTextBytes);
+  unfit_[{join.node_rank, node}] = reason;
+  dismiss(id, Refused{reason});
 }
 
 std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
@@ -301,6 +312,9 @@ void Coordinator::form(Time now) {
   if (ready_ < static_cast<std::size_t>(settings_.min_nodes) || !enough) {
     last_call_end_.reset();
     if (late) end(LaunchError::kOwnFailure, describe_shortage());
+    if (!late && lacks_fit_nodes(now))
+      end(LaunchError::kOwnFailure,
+          describe_unfit() + (settings_.spares > 0 ? "; there is no spare left" : ""));
     resigned_ = !late && !enough && now >= resigns_at_;
     return;
   }
@@ -310,6 +324,18 @@ void Coordinator::form(Time now) {
   if (!last_call_end_) last_call_end_ = now + wait;
   if (pauses) last_call_end_ = std::max(*last_call_end_, pause_end_);
   if (late || now >= *last_call_end_) close_round();
+}
+
+/// Whether the job cannot begin, since too many nodes have failed their preflight. The others are to learn
+/// it, so it waits for those that have not come yet, if not for long.
+bool Coordinator::lacks_fit_nodes(Time now) {
+  const std::size_t places = max_nodes() + static_cast<std::size_t>(settings_.spares);
+  if (unfit_.size() + static_cast<std::size_t>(settings_.min_nodes) <= places) {
+    unfit_end_.reset();
+    return false;
+  }
+  if (!unfit_end_) unfit_end_ = now + settings_.last_call;
+  return now >= *unfit_end_ || nodes_.size() + unfit_.size() >= places;
 }
 
 void Coordinator::close_round() {
@@ -466,6 +492,7 @@ Coordinator::Time Coordinator::next_tick() const {
   Time next = std::min(next_beat_, hands_over_at_.value_or(Time::max()));
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
+  if (phase_ == Phase::kForming && unfit_end_) next = std::min(next, *unfit_end_);
   if ((phase_ == Phase::kForming || phase_ == Phase::kRunning) && last_call_end_)
     next = std::min(next, *last_call_end_);
   return next;
@@ -487,6 +514,13 @@ std::vector<std::string> Coordinator::describe_nodes() const {
   return names;
 }
 
+/// "node a (10.0.0.1) stays out: REASON"; "" if none does.
+std::string Coordinator::describe_unfit() const {
+  std::vector<std::string> reasons;
+  for (const auto& [node, reason] : unfit_) reasons.push_back(reason);
+  return shortened(joined(reasons, "; "), kMaxTextBytes);
+}
+
 /// Why the job cannot begin.
 std::string Coordinator::describe_shortage() const {
   const std::vector<std::string> came = describe_nodes();
@@ -504,7 +538,8 @@ std::string Coordinator::describe_shortage() const {
   return "only " + std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
          std::to_string(settings_.min_nodes) + " nodes joined within " + in_seconds(settings_.join_timeout) +
          " (--join-timeout): " + (came.empty() ? "none" : first_few(came)) +
-         (missing.empty() ? "" : "; missing: " + describe_node_ranks(missing, settings_.names));
+         (missing.empty() ? "" : "; missing: " + describe_node_ranks(missing, settings_.names)) +
+         (unfit_.empty() ? "" : "; " + describe_unfit());
 }
 
 }  // namespace ddprun::launcher

@@ -125,6 +125,7 @@ class Coordinator {
   using Nodes = std::unordered_map<NodeId, Node>;
 
   void join(NodeId id, const Join& join, const std::string& address, Time now);
+  void keep_out(NodeId id, const Join& join, const std::string& address);
   std::string problem_with(const Join& join, const std::string& address) const;
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
@@ -149,6 +150,8 @@ class Coordinator {
   KnownSigns known_signs() const;
   std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
+  bool lacks_fit_nodes(Time now);
+  std::string describe_unfit() const;
   void go_on_after(const FormerRound& former, Time now);
   void finish_handover(Time now);
   bool has_started() const { return running_since_ != Time(); }
@@ -197,6 +200,9 @@ class Coordinator {
   StallWatch stalls_;
   std::optional<End> failure_;  ///< why the round is being stopped, if all workers are to restart after it
   Reached reached_;             ///< by its workers, of those nodes that have ended them
+  /// Why nodes stay out (Join::unfit), by node rank and description: each may come again.
+  std::map<std::pair<std::optional<int>, std::string>, std::string> unfit_;
+  std::optional<Time> unfit_end_;      ///< if too many are: how long the job waits for others to come
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
   std::optional<Time> hands_over_at_;

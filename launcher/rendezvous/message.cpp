@@ -37,12 +37,18 @@ class Writer {
   void optional_integer(const char* field, const std::optional<int>& value, int, int) {
     if (value) object_[field] = *value;
   }
+  void optional_time(const char* field, const std::optional<std::int64_t>& value) {
+    if (value) object_[field] = *value;
+  }
   void flag(const char* field, bool value) { object_[field] = value; }
   void optional_flag(const char* field, bool value) {
     if (value) object_[field] = true;
   }
   void text(const char* field, const std::string& value, std::size_t most) {
     object_[field] = fitting(value, most);
+  }
+  void optional_text(const char* field, const std::string& value, std::size_t most) {
+    if (!value.empty()) text(field, value, most);
   }
   void choice(const char* field, const std::string& value, const std::vector<std::string>&) {
     ensure(!value.empty(), "a failure is not a success");
@@ -70,6 +76,15 @@ class Reader {
     if (find(field) != nullptr) integer(field, value.emplace(), least, most);
   }
 
+  /// Milliseconds since 1970.
+  void optional_time(const char* field, std::optional<std::int64_t>& value) const {
+    constexpr double kMost = 1e15;  // 30,000 years
+    const Json* found = find(field);
+    if (found == nullptr) return;
+    if (!is_within(*found, -kMost, kMost)) fail(field, "a time in milliseconds", found);
+    value = found->get<std::int64_t>();
+  }
+
   void flag(const char* field, bool& value) const {
     const Json* found = find(field);
     if (found == nullptr || !found->is_boolean()) fail(field, "true or false", found);
@@ -87,6 +102,10 @@ class Reader {
     value = found->get<std::string>();
   }
 
+  void optional_text(const char* field, std::string& value, std::size_t most) const {
+    if (find(field) != nullptr) text(field, value, most);
+  }
+
   void choice(const char* field, std::string& value, const std::vector<std::string>& names) const {
     const Json* found = find(field);
     const auto name = std::ranges::find_if(names, [&](const auto& one) { return found && *found == one; });
@@ -100,7 +119,7 @@ class Reader {
     return found == object_.end() ? nullptr : &*found;
   }
 
-  static bool is_within(const Json& value, int least, int most) {
+  static bool is_within(const Json& value, double least, double most) {
     const double number = value.is_number_integer() ? value.get<double>() : NAN;  // exact for every int
     return least <= number && number <= most;
   }
@@ -184,6 +203,8 @@ void visit(auto& fields, Join& join) {
   fields.optional_integer("former_pause_ms", join.former.pause_ms, 0, INT_MAX);
   fields.flag("nobody_listens", join.former.nobody_listens);
   fields.text("id", join.id, kMaxName);
+  fields.optional_text("unfit", join.unfit, kMaxName);
+  fields.optional_time("clock_ms", join.clock_ms);
 }
 
 void visit(auto& fields, Leading& leading) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -81,6 +82,12 @@ struct Join {
   FormerRound former = {};
   /// Identifies this node's ddprun: a new connection with it replaces the previous one. Empty: unknown.
   std::string id = {};
+  /// Why the node does not take part, though it has come (--preflight); empty: it does. The coordinator
+  /// refuses it, and knows that it need not wait for it.
+  std::string unfit = {};
+  /// This host's time of day as it sends this, if the coordinator is to compare it with its own
+  /// (--preflight=clock).
+  std::optional<std::int64_t> clock_ms = {};
   bool operator==(const Join&) const = default;
 };
 

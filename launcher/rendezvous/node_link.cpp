@@ -20,6 +20,7 @@
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/events/threads.h"
+#include "launcher/rendezvous/admission.h"
 #include "launcher/rendezvous/listen.h"
 
 namespace ddprun::launcher {
@@ -149,7 +150,7 @@ asio::awaitable<void> NodeLink::run() {
   std::string reason;
   try {
     co_await connect();
-    if (!answer_) send(settings_.join);
+    if (!answer_) connection_->write(encoded_join());
     asio::co_spawn(io_, beat(), asio::detached);
     co_await listen();
   } catch (const boost::system::system_error& error) {
@@ -256,10 +257,16 @@ asio::awaitable<void> NodeLink::connect_once() {
 /// After a loss, or while there is another endpoint to ask.
 bool NodeLink::may_be_elsewhere() const { return settings_.after_loss || !search_.is_last(); }
 
+std::string NodeLink::encoded_join() const {
+  Join join = settings_.join;
+  if (settings_.tells_time) join.clock_ms = time_of_day_ms();
+  return encode(join);
+}
+
 /// Joins. throws Stranger if it has another job; ProtocolError if the answer is not a coordinator's, or,
 /// after a loss, refuses this node
 asio::awaitable<void> NodeLink::introduce(Connection& connection) {
-  connection.write(encode(settings_.join));
+  connection.write(encoded_join());
   answer_ = decode_coordinator_message(co_await connection.read());
   const auto* refused = std::get_if<Refused>(&*answer_);
   if (refused == nullptr || !(refused->other_job || settings_.after_loss)) co_return;

@@ -51,6 +51,7 @@ class NodeLink {
     JobEvents::Clock::time_point since;                  ///< start of that time
     std::chrono::milliseconds connect_timeout{5'000};    ///< for an address; after a loss also for a name
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
+    bool tells_time = false;  ///< the coordinator compares this host's clock with its own
     /// Whoever does not take this node in is not its coordinator: ask the next endpoint.
     bool after_loss = false;
     /// Called before each attempt with the endpoint's place in the order, whether all have been asked before,
@@ -109,6 +110,7 @@ class NodeLink {
   boost::asio::awaitable<void> connect();
   boost::asio::awaitable<void> connect_once();
   boost::asio::awaitable<std::vector<boost::asio::ip::tcp::endpoint>> resolve(Endpoint endpoint);
+  std::string encoded_join() const;
   boost::asio::awaitable<void> introduce(Connection& connection);
   bool may_be_elsewhere() const;
   boost::asio::awaitable<void> listen();

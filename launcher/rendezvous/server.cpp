@@ -7,11 +7,13 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cstdint>
 #include <exception>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
+#include "launcher/rendezvous/admission.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -115,13 +117,16 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
 /// Serves one connection from its greeting to its end. Does not log strangers: port scanners come all day.
 asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> connection, Id id) {
   const std::string address = origin(connection->socket());
+  const std::int64_t accepted_ms = time_of_day_ms();
   std::string reason;
   bool malformed = false;
   try {
     connection->set_time_limit(kJoinTimeout);
     co_await connection->greet();
     for (;;) {
-      const NodeMessage message = decode_node_message(co_await connection->read());
+      NodeMessage message = decode_node_message(co_await connection->read());
+      if (auto* join = std::get_if<Join>(&message); join != nullptr && join->unfit.empty() && join->clock_ms)
+        join->unfit = clock_problem(*join->clock_ms, accepted_ms, time_of_day_ms());
       if (strangers_.contains(id)) {
         if (!std::holds_alternative<Join>(message))
           throw ProtocolError("expected the first message to be a join, got another one");

@@ -82,6 +82,8 @@ class CoordinatorServer {
   bool hand_over(const std::string& id, int signal, const std::string& reason);
 
   bool ended() const { return coordinator_.ended().has_value(); }
+  /// How; null: it has not.
+  const End* how_ended() const { return ended() ? &*coordinator_.ended() : nullptr; }
   /// It has closed its port and connections because another coordinator replaces it.
   bool resigned() const { return coordinator_.resigned(); }
   /// True once the job has ended, or this has resigned, and every node has disconnected.

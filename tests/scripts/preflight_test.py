@@ -1,0 +1,219 @@
+"""--preflight and --exclude: which nodes join, what a failing command or check says and where, and that nothing of it is left.
+
+The nodes of a job are all on this machine, where they meet at a port of 127.0.0.1.
+
+usage: preflight_test.py DDPRUN
+"""
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from waiting import wait_for
+
+DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
+WORKER = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+class Preflight(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name)
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.jobs = []
+
+    def tearDown(self):
+        for job in self.jobs:
+            if job.poll() is None:
+                job.kill()
+            job.communicate()
+        self.temporary.cleanup()
+
+    def start(self, *words, program=WORKER, **env):
+        job = subprocess.Popen([DDPRUN, *words, *program], env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        self.jobs.append(job)
+        return job
+
+    def run_job(self, *words, **how):
+        return self.end_of(self.start(*words, **how))
+
+    def end_of(self, job):
+        out, err = job.communicate(timeout=100)
+        return job.returncode, out, err
+
+    def node(self, *words, host=False, **how):
+        """One of several nodes; the host has the coordinator."""
+        return self.start(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-conf=is_host={int(host)}", *words, **how)
+
+
+class OneNode(Preflight):
+    def test_the_workers_start_after_a_command_that_succeeds(self):
+        code, out, err = self.run_job("--preflight=touch before", program=["sh", "-c", "ls; echo rank $RANK"])
+        self.assertEqual((code, out), (0, "before\nrank 0\n"), err)
+        self.assertIn("--preflight succeeded in", err)
+
+    def test_a_command_that_fails_keeps_the_node_out_and_its_last_lines_say_why(self):
+        code, out, err = self.run_job("--result-json=result", "--preflight=seq 100; echo no GPU 3 >&2; exit 7")
+        self.assertEqual((code, out), (125, ""), err)
+        self.assertIn("--preflight failed: exit code 7: 97; 98; 99; 100; no GPU 3\n", err)
+        self.assertIn("no GPU 3", (self.folder / "result").read_text())
+
+    def test_the_command_gets_a_workers_environment(self):
+        script = "echo $LOCAL_WORLD_SIZE $ROLE_NAME. ${DDPRUN_JOB_ID:+job} ${RANK:-none}; exit 1"
+        code, _, err = self.run_job("--nproc-per-node=2", f"--preflight={script}", RANK="5")
+        self.assertEqual(code, 125)
+        self.assertIn("exit code 1: 2 . job none\n", err)
+
+    def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(self):
+        begin = time.monotonic()
+        code, _, err = self.run_job("--preflight=echo begun; sleep 1234567 & sleep 1234567", "--preflight-timeout=1")
+        self.assertEqual(code, 125)
+        self.assertIn("--preflight failed: not done within 1 s (--preflight-timeout): begun\n", err)
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(subprocess.run(["pgrep", "-f", "^sleep 1234567"], stdout=subprocess.DEVNULL).returncode, 1)
+
+    def test_a_signal_ends_it_like_a_worker(self):
+        job = self.start("--preflight=trap 'touch saved; exit 3' TERM; touch begun; while :; do sleep 0.05; done")
+        wait_for((self.folder / "begun").exists)
+        job.send_signal(signal.SIGTERM)
+        code, out, err = self.end_of(job)
+        self.assertEqual((code, out), (-signal.SIGTERM, ""), err)
+        self.assertIn("received SIGTERM: ending --preflight and the job", err)
+        self.assertTrue((self.folder / "saved").exists())
+
+    def test_the_jobs_timeout_ends_it_too(self):
+        code, out, err = self.run_job("--timeout=1", "--preflight=exec sleep 1000")
+        self.assertEqual((code, out), (124, ""), err)
+        self.assertIn("(--timeout) before --preflight was done", err)
+
+    def test_the_checks_succeed_where_nothing_is_wrong(self):
+        for checks in ("disk", "clock", "disk, clock"):
+            code, out, err = self.run_job(f"--preflight={checks}", "--log-dir=logs/of/mine")
+            self.assertEqual((code, out), (0, "rank 0 of 1\n"), err)
+        self.assertEqual([path for path in self.folder.rglob("*preflight*")], [])
+
+    def test_a_folder_that_cannot_be_written_fails_the_check_of_the_disk(self):
+        code, _, err = self.run_job("--preflight=disk", "--log-dir=/proc/logs")
+        self.assertEqual(code, 125, err)
+        self.assertRegex(err, r"--preflight failed: disk: .* in /proc")
+
+    def test_too_few_gpus_fail_the_check_of_the_gpus(self):
+        code, _, err = self.run_job("--preflight=gpus", "--nproc-per-node=999")
+        self.assertEqual(code, 125, err)
+        self.assertIn("of NVIDIA's GPUs are visible: expected at least 999", err)
+
+    def test_a_mistyped_check_is_a_usage_error(self):
+        for value in ("disc", "disk,shn", "disk,", "gpu"):
+            code, _, err = self.run_job(f"--preflight={value}")
+            self.assertEqual(code, 2, err)
+            self.assertIn("checks separated by commas (disk, shm, clock, gpus), or a shell command", err)
+        for value in ("true", "/bin/true", "true disk", "test disk,shm = disk,shm"):
+            self.assertEqual(self.run_job(f"--preflight={value}")[0], 0, value)
+
+
+class SeveralNodes(Preflight):
+    def test_a_job_that_lacks_a_node_ends_on_all_with_one_line(self):
+        for bad in (0, 1):
+            with self.subTest(unfit=bad):
+                self.endpoint = f"127.0.0.1:{free_port()}"
+                jobs = [self.node("--nnodes=2", f"--preflight={'echo broken; exit 3' if i == bad else 'true'}", host=i == 0)
+                        for i in range(2)]
+                ends = [self.end_of(job) for job in jobs]
+                self.assertEqual([(code, out) for code, out, _ in ends], [(125, "")] * 2, ends)
+                for _, _, err in ends:
+                    self.assertIn("--preflight failed: exit code 3: broken", err)
+                self.assertIn("stays out: --preflight failed", ends[1 - bad][2])
+
+    def test_a_spare_takes_the_place_of_a_node_that_stays_out(self):
+        for bad in (0, 1):  # the first one has the coordinator
+            with self.subTest(unfit=bad):
+                self.endpoint = f"127.0.0.1:{free_port()}"
+                jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != {bad} ]", host=i == 0) for i in range(3)]
+                ends = [self.end_of(job) for job in jobs]
+                codes = [code for code, _, _ in ends]
+                self.assertEqual(codes, [0, 0, 0] if bad == 0 else [0, 125, 0], ends)
+                self.assertEqual(sorted("".join(out for _, out, _ in ends).splitlines()), ["rank 0 of 2", "rank 1 of 2"])
+                self.assertIn("stays out: --preflight failed: exit code 1", ends[0][2])
+
+    def test_a_node_that_fails_does_not_join_a_running_elastic_job(self):
+        until = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; echo rank $RANK of $WORLD_SIZE"]
+        jobs = [self.node("--nnodes=2:3", "--last-call=0", host=i == 0, program=until) for i in range(2)]
+        wait_for((self.folder / "begun").exists)
+        code, out, err = self.end_of(self.node("--nnodes=2:3", "--preflight=exit 9", program=until))
+        self.assertEqual((code, out), (125, ""), err)
+        (self.folder / "go").touch()
+        ends = [self.end_of(job) for job in jobs]
+        self.assertEqual([code for code, _, _ in ends], [0, 0], ends)
+        self.assertIn("of 2", ends[0][1])
+        self.assertIn("stays out: --preflight failed: exit code 9", ends[0][2])
+
+    def test_clocks_that_agree_let_the_nodes_join(self):
+        jobs = [self.node("--nnodes=2", "--preflight=clock", host=i == 0) for i in range(2)]
+        self.assertEqual([self.end_of(job)[0] for job in jobs], [0, 0])
+
+
+class Exclude(Preflight):
+    def test_an_excluded_node_does_not_join(self):
+        name = socket.gethostname()
+        code, out, err = self.end_of(self.start("--rdzv-endpoint=other", "--nnodes=2", f"--exclude=gpu[01-03],{name}"))
+        self.assertEqual((code, out), (0, ""), err)
+        self.assertIn("this node takes no part in the job (--exclude)", err)
+        jobs = [self.node("--nnodes=2", "--exclude=gpu[01-03]", host=i == 0) for i in range(2)]
+        self.assertEqual([self.end_of(job)[0] for job in jobs], [0, 0])
+
+    def test_a_job_that_would_lack_the_node_is_refused(self):
+        name = socket.gethostname()
+        for words, said in [([], "where the whole job runs"),
+                            (["--nnodes=2", "--rdzv-endpoint=node1", "--exclude=node1"], "where the nodes meet"),
+                            (["--nnodes=2", "--master-addr=node1", "--node-rank=1"], "as node rank 1"),
+                            (["--nnodes=2", "--rdzv-endpoint=node2", "--exclude=a b"], "names or addresses of hosts")]:
+            if not any(word.startswith("--exclude") for word in words):
+                words = [*words, f"--exclude={name}"]
+            code, out, err = self.run_job(*words)
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn(said, err)
+
+    def test_an_excluded_host_is_not_started(self):
+        # With this ssh, a host that is started would fail.
+        code, out, err = self.run_job("--hosts=127.0.0.1,node3,node7", "--exclude=node[3-7]", "--ssh=false")
+        self.assertEqual((code, out), (0, "rank 0 of 1\n"), err)
+        self.assertIn("--exclude: node4 is none of the hosts", err)
+        code, _, err = self.run_job("--hosts=node3", "--exclude=node3")
+        self.assertEqual(code, 2)
+        self.assertIn("--exclude: expected at least one of the hosts to remain, got 'node3'", err)
+
+    def test_excluded_nodes_of_a_slurm_step_stay_out_and_the_others_are_numbered_anew(self):
+        step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4",
+                "SLURM_STEP_NODELIST": "n[1-4]", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_LOCALID": "0"}
+
+        def shown(node, *words, **more):
+            return self.run_job("--dry-run", *words, SLURM_NODEID=str(node), SLURM_PROCID=str(node), SLURMD_NODENAME=f"n{node + 1}",
+                                **{**step, **more})
+
+        code, out, err = shown(3, "--exclude=n[1,3]")
+        self.assertEqual(code, 0, err)
+        self.assertIn("GROUP_RANK=1", out)
+        self.assertIn("WORLD_SIZE=2", out)
+        code, out, err = shown(2, "--exclude=n[1,3]")
+        self.assertEqual((code, out), (0, ""), err)
+        self.assertIn("takes no part", err)
+        self.assertIn("WORLD_SIZE=1", shown(1, "--exclude=n[1,3-4]")[1])
+        code, _, err = shown(0, "--exclude=n3", SLURM_STEP_NUM_TASKS="8", SLURM_STEP_TASKS_PER_NODE="2(x4)")
+        self.assertEqual(code, 2, err)
+        self.assertIn("expected srun --ntasks-per-node=1", err)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
