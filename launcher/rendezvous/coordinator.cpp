@@ -59,7 +59,7 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason, /*other_job=*/has_other_run_id(settings_, join)});
   if (!join.unfit.empty()) return keep_out(id, join, address);
-  unfit_.erase({join.node_rank, describe_node(join, address)});
+  if (elastic()) unfit_.erase({join.node_rank, describe_node(join, address)});  // otherwise it is too late
   Node& node = nodes_[id];
   node.join = join;
   node.address = join.address.empty() ? address : join.address;

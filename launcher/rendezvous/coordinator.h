@@ -200,7 +200,7 @@ class Coordinator {
   StallWatch stalls_;
   std::optional<End> failure_;  ///< why the round is being stopped, if all workers are to restart after it
   Reached reached_;             ///< by its workers, of those nodes that have ended them
-  /// Why nodes stay out (Join::unfit), by node rank and description: each may come again.
+  /// Why nodes stay out (Join::unfit), by node rank and description: one may come again.
   std::map<std::pair<std::optional<int>, std::string>, std::string> unfit_;
   std::optional<Time> unfit_end_;      ///< if too many are: how long the job waits for others to come
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round

@@ -26,13 +26,15 @@ using Words = std::vector<std::string>;
 
 TEST_CASE("a preflight is a list of checks or a shell command", "[preflight]") {
   CHECK(parse_preflight("disk, shm,gpus")->checks == Words{"disk", "shm", "gpus"});
-  for (const char* command : {"true", "nvidia-smi -L | grep -c GPU", "./disc", "test -e disk,shm", "sh check.sh"}) {
+  for (const char* command :
+       {"true", "nvidia-smi -L | grep -c GPU", "./disc", "test -e disk,shm", "sh check.sh"}) {
     INFO(command);
     REQUIRE(parse_preflight(command));
     CHECK(parse_preflight(command)->command == command);
     CHECK(parse_preflight(command)->checks.empty());
   }
-  for (const char* mistake : {"disc", "gpu", "disk,shn", "disk,", ",", "clock,true"}) CHECK_FALSE(parse_preflight(mistake));
+  for (const char* mistake : {"disc", "gpu", "disk,shn", "disk,", ",", "clock,true"})
+    CHECK_FALSE(parse_preflight(mistake));
 }
 
 TEST_CASE("hosts to leave out are spelled like those of a job", "[preflight]") {
@@ -61,8 +63,10 @@ TEST_CASE("a clock is judged by the time that a message may have taken", "[prefl
   CHECK(clock_problem(10'000, 10'000, 10'000).empty());
   CHECK(clock_problem(10'000, 9'000, 60'000).empty());  // the coordinator was stopped for a while
   CHECK(clock_problem(10'000, 12'000, 12'500).empty());
-  CHECK_THAT(clock_problem(10'000, 13'000, 13'500), ContainsSubstring("its clock is 3 s behind the coordinator's"));
-  CHECK_THAT(clock_problem(20'000, 9'000, 10'000), ContainsSubstring("its clock is 10 s ahead of the coordinator's"));
+  CHECK_THAT(clock_problem(10'000, 13'000, 13'500),
+             ContainsSubstring("its clock is 3 s behind the coordinator's"));
+  CHECK_THAT(clock_problem(20'000, 9'000, 10'000),
+             ContainsSubstring("its clock is 10 s ahead of the coordinator's"));
 }
 
 TEST_CASE("a node says in its first message why it is unfit, and what time it has", "[preflight][message]") {
@@ -89,7 +93,8 @@ TEST_CASE("an unfit node is refused, and a spare takes its place", "[preflight][
   CHECK(rig.last<Start>(c).group_rank == 1);
 }
 
-TEST_CASE("a job without enough fit nodes ends once all nodes have come, or soon", "[preflight][coordinator]") {
+TEST_CASE("a job without enough fit nodes ends once all nodes have come, or soon",
+          "[preflight][coordinator]") {
   CoordinatorRig rig(job(3, 3));
   const auto a = rig.join("a");
   rig.join(unfit(rig.wish("b")));
@@ -107,16 +112,19 @@ TEST_CASE("a job without enough fit nodes ends once all nodes have come, or soon
   }
 }
 
-TEST_CASE("an unfit node that comes again and is fit joins", "[preflight][coordinator]") {
-  CoordinatorRig rig(job(3, 3));
+TEST_CASE("an elastic job waits for unfit nodes that come again and are fit", "[preflight][coordinator]") {
+  CoordinatorRig rig(job(3, 4));
   const auto a = rig.join("a");
-  Join again = rig.wish("b");
-  again.address = "10.0.0.9";
-  rig.join(unfit(again));
-  rig.join(again);
+  Join b = rig.wish("b"), c = rig.wish("c");
+  b.address = "10.0.0.8";
+  c.address = "10.0.0.9";
+  rig.join(unfit(b));
+  rig.join(unfit(c));
+  rig.join(b);
   rig.pass(60s);
   CHECK(rig.count<End>(a) == 0);
-  rig.join("c");
+  rig.join(c);
+  rig.pass(60s);
   rig.obey();
   CHECK(rig.last<Start>(a).group_world_size == 3);
 }
