@@ -16,6 +16,8 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr std::chrono::seconds kTogether{1};
+// timeout(1) sends its signal to its child, and then to its process group, in which the child is.
+constexpr std::chrono::milliseconds kAtOnce{50};
 
 bool is_ignored(int signal) {
   struct sigaction action {};
@@ -109,13 +111,21 @@ void leave_init_process() {
 
 bool SignalsOnce::comes_again(int signal, Sender sender, LoopClock::time_point now) const {
   const auto last = last_.find(signal);
-  return last != last_.end() && now - last->second.at < kTogether && last->second.senders.contains(sender);
+  return came_just_now(signal, now) && now - last->second.at >= kAtOnce &&
+         last->second.senders.contains(sender);
+}
+
+bool SignalsOnce::came_just_now(int signal, LoopClock::time_point now) const {
+  const auto last = last_.find(signal);
+  return last != last_.end() && now - last->second.at < kTogether;
 }
 
 bool SignalsOnce::counts(int signal, Sender sender, LoopClock::time_point now) {
-  const auto last = last_.find(signal);
-  const bool together = last != last_.end() && now - last->second.at < kTogether;
-  if (together && (signal == SIGHUP || last->second.senders.insert(sender).second)) return false;
+  if (came_just_now(signal, now)) {
+    Last& last = last_[signal];
+    const bool is_copy = last.senders.insert(sender).second || (sender >= 0 && now - last.at < kAtOnce);
+    if (is_copy) return false;
+  }
   last_[signal] = {now, {sender}};
   return true;
 }

@@ -149,7 +149,7 @@ TEST_CASE("the death of a parent is one signal, also while it is not seen to be 
                     "import os, subprocess, sys, time\n"
                     "job = subprocess.Popen(sys.argv[2:])\n"
                     "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-                    "for _ in range(2): job.terminate(); time.sleep(0.02)\n"
+                    "for _ in range(2): job.terminate(); time.sleep(0.07)\n"
                     "os._exit(0)\n");
   Command parent = ddprun_command({"--no-python", "sh", "-c",
                                    "trap 'sleep 0.5; touch " + saved + "; exit 0' TERM; touch " + ready +
@@ -157,6 +157,27 @@ TEST_CASE("the death of a parent is one signal, also while it is not seen to be 
   parent.argv.insert(parent.argv.begin(), {"python3", script, ready});
   Child child(parent);
   CHECK(wait_until([&] { return std::filesystem::exists(saved); }));
+}
+
+TEST_CASE("a hang-up beside another signal is no second one", "[launcher]") {
+  // systemd ends a login session with both at once; and a window may be closed after Ctrl-C.
+  const auto [first, second] = GENERATE(std::pair(SIGTERM, SIGHUP), std::pair(SIGHUP, SIGTERM),
+                                        std::pair(SIGINT, SIGHUP), std::pair(SIGHUP, SIGHUP));
+  CAPTURE(first, second);
+  const TempDir folder;
+  const std::string saved = folder.path() / "saved";
+  Command command =
+      script({kLongGrace}, "trap 'sleep 1; touch " + saved +
+                               "; exit 0' TERM HUP INT; echo begun; while :; do sleep 0.05; done");
+  command.in_child = [] { ::signal(SIGHUP, SIG_DFL); };  // the test may run under nohup
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("begun"));
+  ddprun.send_signal(first);
+  REQUIRE(wait_until([&] { return count_of("received SIG", ddprun.err()) == 1; }));
+  ddprun.send_signal(second);
+  CHECK(ddprun.wait() == ExitStatus::killed(first));
+  CHECK(std::filesystem::exists(saved));
+  check_nothing_left(ddprun);
 }
 
 TEST_CASE("what a program writes to as it saves lives until it has ended", "[launcher]") {
