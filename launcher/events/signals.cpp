@@ -16,8 +16,6 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr std::chrono::seconds kTogether{1};
-// timeout(1) sends its signal to its child, and then to its process group, in which the child is.
-constexpr std::chrono::milliseconds kAtOnce{50};
 
 bool is_ignored(int signal) {
   struct sigaction action {};
@@ -111,8 +109,7 @@ void leave_init_process() {
 
 bool SignalsOnce::comes_again(int signal, Sender sender, LoopClock::time_point now) const {
   const auto last = last_.find(signal);
-  return came_just_now(signal, now) && now - last->second.at >= kAtOnce &&
-         last->second.senders.contains(sender);
+  return came_just_now(signal, now) && last->second.senders.contains(sender);
 }
 
 bool SignalsOnce::came_just_now(int signal, LoopClock::time_point now) const {
@@ -121,11 +118,7 @@ bool SignalsOnce::came_just_now(int signal, LoopClock::time_point now) const {
 }
 
 bool SignalsOnce::counts(int signal, Sender sender, LoopClock::time_point now) {
-  if (came_just_now(signal, now)) {
-    Last& last = last_[signal];
-    const bool is_copy = last.senders.insert(sender).second || (sender >= 0 && now - last.at < kAtOnce);
-    if (is_copy) return false;
-  }
+  if (came_just_now(signal, now) && last_[signal].senders.insert(sender).second) return false;
   last_[signal] = {now, {sender}};
   return true;
 }

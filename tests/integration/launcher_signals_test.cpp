@@ -149,7 +149,7 @@ TEST_CASE("the death of a parent is one signal, also while it is not seen to be 
                     "import os, subprocess, sys, time\n"
                     "job = subprocess.Popen(sys.argv[2:])\n"
                     "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-                    "for _ in range(2): job.terminate(); time.sleep(0.07)\n"
+                    "for _ in range(2): job.terminate(); time.sleep(0.02)\n"
                     "os._exit(0)\n");
   Command parent = ddprun_command({"--no-python", "sh", "-c",
                                    "trap 'sleep 0.5; touch " + saved + "; exit 0' TERM; touch " + ready +

@@ -31,16 +31,7 @@ TEST_CASE("two signals from the same sender, of two kinds or at two times are tw
   CHECK(signals.counts(SIGTERM, 100, now + 1s));
 }
 
-TEST_CASE("what one process sends at once is one signal", "[init_process]") {
-  const LoopClock::time_point now{1h};
-  SignalsOnce signals;
-  CHECK(signals.counts(SIGTERM, 100, now));  // timeout(1): to its child, and to the child's group
-  CHECK_FALSE(signals.counts(SIGTERM, 100, now + 10ms));
-  CHECK_FALSE(signals.comes_again(SIGTERM, 100, now + 10ms));
-  CHECK(signals.counts(SIGTERM, 100, now + 200ms));
-}
-
-TEST_CASE("a signal that its sender sends again within a second is told", "[init_process]") {
+TEST_CASE("a signal that its sender sends again at once is told", "[init_process]") {
   const LoopClock::time_point now{1h};
   SignalsOnce signals;
   CHECK_FALSE(signals.comes_again(SIGTERM, 100, now));
