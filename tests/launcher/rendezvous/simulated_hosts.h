@@ -18,6 +18,7 @@
 #include <ddprun/common/files.h>
 #include "launcher/events/clock.h"
 #include "tests/launcher/rendezvous/cut_network.h"
+#include "tests/simulation/event.h"
 
 struct sockaddr;
 
@@ -96,14 +97,6 @@ class SimulatedHosts {
     std::array<UniqueFd, 2> ends;                        ///< the network's
     std::array<std::deque<std::string>, 2> under_way{};  ///< to that side; empty: the connection's end
     std::array<bool, 2> unplugged{};                     ///< without power since
-  };
-  struct Event {
-    Time time;
-    std::size_t order;
-    std::function<void()> action;
-    bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
-    }
   };
   bool carries(Host from, Host to) const;
   Milliseconds delay() { return Milliseconds(random_() % static_cast<unsigned>(slowest_.count() + 1)); }

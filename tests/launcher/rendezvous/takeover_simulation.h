@@ -17,6 +17,7 @@
 #include "launcher/rendezvous/membership.h"
 #include "tests/launcher/rendezvous/cut_network.h"
 #include "tests/launcher/rendezvous/job_oracle.h"
+#include "tests/simulation/event.h"
 
 namespace ddprun::test {
 using namespace launcher;
@@ -82,14 +83,6 @@ class TakeoverSimulation {
     int number = -1;
     std::set<Host> members, succeeded;
     bool failed = false;  ///< it or one before
-  };
-  struct Event {
-    Time time;
-    std::size_t order;
-    std::function<void()> action;
-    bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
-    }
   };
   unsigned below(unsigned n) { return n == 0 ? 0 : static_cast<unsigned>(random_() % n); }
   bool chance(unsigned percent) { return below(100) < percent; }
