@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -270,6 +271,24 @@ TEST_CASE("a node that waits for another one's save ends at its own second signa
   write_file_atomic(go, "");
   for (const ExitStatus& end : nodes.wait())
     CHECK((end == ExitStatus::exited(130) || end == ExitStatus::killed(SIGINT)));
+}
+
+TEST_CASE("a node ends by a signal only after the others have had time to write their records", "[nodes]") {
+  // mpiexec kills the others at once then.
+  NodeJob nodes;
+  const TempDir dir;
+  const auto record = dir.path() / "result.json";
+  for (const std::size_t node : {0U, 1U})
+    nodes.start({"--nnodes=2", "--node-rank=" + std::to_string(node),
+                 "--result-json=" + (node == 1 ? record.string() : record.string() + ".0")},
+                {"ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready"));
+  nodes.node(1).send_signal(SIGTERM);
+  CHECK(nodes.node(1).wait() == ExitStatus::killed(SIGTERM));
+  const auto lingered =
+      std::filesystem::file_time_type::clock::now() - std::filesystem::last_write_time(record);
+  CHECK(lingered >= std::chrono::milliseconds(400));
+  CHECK(nodes.wait()[0] == ExitStatus::exited(143));
 }
 
 TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {
