@@ -112,6 +112,8 @@ void JobEvents::read_signals() {
     if (signal == SIGCHLD) {
       if (tell_) tell_(signal);
       push(ChildEnded{});
+    } else if (is_of_hang_up(signal)) {
+      continue;
     } else if (sender == parent_ && signals_once_.comes_again(signal, sender, Clock::now())) {
       doubtful_.insert(signal);
       judge_doubtful();
@@ -120,6 +122,13 @@ void JobEvents::read_signals() {
       push(SignalReceived{signal});
     }
   }
+}
+
+/// Whether this is no second signal to end the job, but the terminal's hang-up after another one (whoever has
+/// typed Ctrl-C may close the window), or SIGTERM beside it: systemd ends a login session with both at once.
+bool JobEvents::is_of_hang_up(int signal) const {
+  if (end_signals_ == 0 || !handled_.ends_job(signal)) return false;
+  return signal == SIGHUP || (handled_.ends_job(SIGHUP) && signals_once_.came_just_now(SIGHUP, Clock::now()));
 }
 
 /// With PR_SET_PDEATHSIG a signal comes from each thread of a parent that dies, the first ones before it is

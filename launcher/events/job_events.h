@@ -79,6 +79,7 @@ class JobEvents {
 
   void watch_signals();
   void read_signals();
+  bool is_of_hang_up(int signal) const;
   void judge_doubtful();
 
   boost::asio::io_context& io_;

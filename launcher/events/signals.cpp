@@ -109,13 +109,16 @@ void leave_init_process() {
 
 bool SignalsOnce::comes_again(int signal, Sender sender, LoopClock::time_point now) const {
   const auto last = last_.find(signal);
-  return last != last_.end() && now - last->second.at < kTogether && last->second.senders.contains(sender);
+  return came_just_now(signal, now) && last->second.senders.contains(sender);
+}
+
+bool SignalsOnce::came_just_now(int signal, LoopClock::time_point now) const {
+  const auto last = last_.find(signal);
+  return last != last_.end() && now - last->second.at < kTogether;
 }
 
 bool SignalsOnce::counts(int signal, Sender sender, LoopClock::time_point now) {
-  const auto last = last_.find(signal);
-  const bool together = last != last_.end() && now - last->second.at < kTogether;
-  if (together && (signal == SIGHUP || last->second.senders.insert(sender).second)) return false;
+  if (came_just_now(signal, now) && last_[signal].senders.insert(sender).second) return false;
   last_[signal] = {now, {sender}};
   return true;
 }

@@ -66,13 +66,14 @@ constexpr Sender kKernel = -1, kInit = -2;
 
 /// A signal for all processes of a group, a terminal or a container reaches ddprun several times: itself, and
 /// passed on by its parent or the init process. It counts once, for a second one would kill the workers.
-/// Equal signals at the same time are two if one process has sent both, or a person has typed both; a
-/// terminal hangs up once.
+/// Equal signals within a second are two if one process has sent both, or a person has typed both.
 class SignalsOnce {
  public:
   bool counts(int signal, Sender sender, LoopClock::time_point now);
   /// Whether this sender has sent it just before.
   bool comes_again(int signal, Sender sender, LoopClock::time_point now) const;
+  /// Whether it has counted within the last second.
+  bool came_just_now(int signal, LoopClock::time_point now) const;
 
  private:
   struct Last {

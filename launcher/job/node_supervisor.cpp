@@ -446,7 +446,11 @@ class NodeSupervisor : public Supervisor {
       const JobEvent event = co_await job_.events.next(until);
       const auto* received = std::get_if<SignalReceived>(&event);
       if (std::holds_alternative<DeadlinePassed>(event)) break;
-      if (received != nullptr && job_.signals.ends_job(received->signal)) break;
+      if (received == nullptr || !job_.signals.ends_job(received->signal)) continue;
+      if (!ends_with_others_ || job_.events.end_signals() > 1) break;
+      // It has come to all nodes, and here after the other nodes' news of it.
+      log_warning("received " + signal_name(received->signal) +
+                  ": waiting for the other nodes' workers to end (a second signal ends the wait)");
     }
   }
 

@@ -47,6 +47,8 @@ constexpr std::chrono::seconds kPatienceAtEnd{1};
 constexpr std::chrono::seconds kRecordPatience{10};
 // And if the user has signalled twice, which a working disk must not lose it by.
 constexpr std::chrono::seconds kRecordPatienceInHurry{1};
+// How long the other nodes' ddpruns, which end at the same time, may take to write theirs.
+constexpr std::chrono::milliseconds kOthersWrite{500};
 
 /// If ddprun starts without stdin, stdout or stderr, its own descriptors would get their numbers, and workers
 /// would write to them.
@@ -182,6 +184,15 @@ int take_signals(const std::vector<int>& ending) {
   int count = 0;
   while (::sigtimedwait(&set, nullptr, &at_once) > 0) ++count;
   return count;
+}
+
+/// Waits for this long, or until one of these signals comes.
+void linger(std::chrono::nanoseconds time, const std::vector<int>& signals) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : signals) sigaddset(&set, signal);
+  const timespec timeout{0, time.count()};
+  ::sigtimedwait(&set, nullptr, &timeout);
 }
 
 /// --result-json, without waiting for a stalled disk for ever: after a second signal, only for a moment.
@@ -453,6 +464,9 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
     aside.run();
   }
   console.finish(kPatienceAtEnd);
+  // MPI launchers kill the others as soon as one has ended by a signal.
+  if (result.ended_by && options.nodes.several() && result.end_signals < 2)
+    linger(kOthersWrite, options.ending_signals);
   log_to({});
   return result;
 }

@@ -130,6 +130,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     ++ready_;
   } else if (const auto* beat = std::get_if<Beat>(&message)) {
     if (beat->silent_ms) node.signs = signs_in(*beat, now);
+    node.begun = std::max(node.begun, beat->begun.value_or(-1));
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
@@ -185,6 +186,8 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   const Join join = gone->second.join;
   if (join.node_rank) ranks_.erase(*join.node_rank);
   by_id_.erase(join.id);
+  for (auto& [next, voters] : former_voters_)
+    if (gone->second.begun >= next) std::ranges::replace(voters, id, kBegun);
   nodes_.erase(gone);
   check_invariant(state != State::kReady || ready_ > 0, "a ready node was counted as one");
   if (state == State::kReady) --ready_;
@@ -422,8 +425,13 @@ void Coordinator::abandon_round(Time now) {
 void Coordinator::start_round(int port, Time now) {
   check_invariant(phase_ == Phase::kLeading, "a round starts once its leader has a port");
   if (takes_over()) voters_ = former_members();
-  std::erase_if(former_voters_, [&](const auto& former) { return beats_ - former.first >= kBeatsToLoss; });
-  former_voters_.emplace_back(beats_, std::exchange(voters_, members_));
+  std::erase_if(former_voters_, [this](const auto& former) {
+    return std::ranges::none_of(former.second, [&](NodeId id) {
+      const auto node = nodes_.find(id);
+      return node != nodes_.end() && node->second.begun < former.first;
+    });
+  });
+  former_voters_.emplace_back(round_, std::exchange(voters_, members_));
   left_ = 0;
   phase_ = Phase::kRunning;
   running_since_ = now;
@@ -461,7 +469,6 @@ void Coordinator::start_round(int port, Time now) {
 
 void Coordinator::tick(Time now) {
   if (now >= next_beat_ && !ended_) {
-    ++beats_;
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
     const Beat beat = beat_with(known_signs(), now);

@@ -118,6 +118,7 @@ class Coordinator {
     State state = State::kReady;
     bool was_in_round = false;  ///< in the last one
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
+    int begun = -1;             ///< the last round that it has acknowledged
     int missed_beats = 0;       ///< beats sent since its last message
     KnownSigns signs;           ///< of its workers
     bool has_ended = false;     ///< its workers, after the job's end
@@ -172,9 +173,6 @@ class Coordinator {
     gone_.insert(id);
   }
 
-  /// After this many a silent node is known lost.
-  static constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;
-
   CoordinatorSettings settings_;
   Phase phase_ = Phase::kForming;
   Nodes nodes_;
@@ -183,12 +181,13 @@ class Coordinator {
   std::unordered_map<std::string, NodeId> by_id_;
   std::vector<NodeId> members_;  ///< of the round, by rank, including lost ones
   FormerRound former_;           ///< of the coordinator that this one replaces
-  /// The members of the last started round, except those whose users ended them; and of earlier rounds, with
-  /// the beats sent until the next Start, since a member that fell silent then may still count.
+  /// The members of the last started round, except those whose users ended them.
   std::vector<NodeId> voters_;
   int left_ = 0;  ///< those whose users ended them
-  std::vector<std::pair<std::size_t, std::vector<NodeId>>> former_voters_;
-  std::size_t beats_ = 0;  ///< sent to each node; not a time, since this program may have been stopped
+  /// And of earlier rounds, with the number of the next one. Whoever was lost before it had begun that can go
+  /// on with another coordinator after the earlier one; whoever was lost later (kBegun) cannot.
+  std::vector<std::pair<int, std::vector<NodeId>>> former_voters_;
+  static constexpr NodeId kBegun = SIZE_MAX - 1;
   std::size_t next_order_ = 0;
   std::size_t ready_ = 0;       ///< nodes in kReady
   std::size_t unfinished_ = 0;  ///< members in kInRound

@@ -62,13 +62,13 @@ bool Coordinator::has_majority() const {
 /// Whether the other part of a split network may continue without this one.
 bool Coordinator::in_minority() const {
   const auto is_minority = [this](const std::vector<NodeId>& voters) {
-    const auto here = std::ranges::count_if(voters, [this](NodeId id) { return nodes_.contains(id); });
+    const auto here =
+        std::ranges::count_if(voters, [this](NodeId id) { return id == kBegun || nodes_.contains(id); });
     return 2 * static_cast<std::size_t>(here) < voters.size();
   };
   return settings_.has_successors &&
-         (is_minority(voters_) || std::ranges::any_of(former_voters_, [&](const auto& former) {
-            return beats_ - former.first < kBeatsToLoss && is_minority(former.second);
-          }));
+         (is_minority(voters_) ||
+          std::ranges::any_of(former_voters_, is_minority, &std::pair<int, std::vector<NodeId>>::second));
 }
 
 /// The others' workers end at once, before they miss this node's.

@@ -300,6 +300,7 @@ void visit(auto& fields, End& end) {
 void visit(auto& fields, Beat& beat) {
   fields.optional_integer("silent_ms", beat.silent_ms, 0, INT_MAX);
   fields.optional_integer("unknown_ms", beat.unknown_ms, 0, INT_MAX);
+  fields.optional_integer("begun", beat.begun, 0, kMaxRound);
 }
 
 /// The types of the messages, in their order in the variant.

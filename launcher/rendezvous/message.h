@@ -198,10 +198,12 @@ struct End {
 inline constexpr int kBeatsPerTimeout = 4;
 
 /// A sign of life. With --hang-timeout it also says what is known of the workers' signs of life, in ages,
-/// since clocks differ: a node speaks of its own workers, the coordinator of the job's.
+/// since clocks differ: a node speaks of its own workers, the coordinator of the job's. A node's beat also
+/// acknowledges its Start.
 struct Beat {
   std::optional<int> silent_ms = {};   ///< how long ago the last sign was
   std::optional<int> unknown_ms = {};  ///< for how long nothing has been heard of one of them
+  std::optional<int> begun = {};       ///< the node's last round: if it is lost, its next Join names it
   bool operator==(const Beat&) const = default;
 };
 

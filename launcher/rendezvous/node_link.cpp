@@ -295,6 +295,7 @@ asio::awaitable<void> NodeLink::listen() {
     }
     const auto* start = std::get_if<Start>(&message);
     if (start != nullptr && !start->in_place) signs_.begin_round();
+    if (start != nullptr) begun_ = start->number, send_beat();
     const auto* end = std::get_if<End>(&message);
     const bool last = end != nullptr && !end->user_signal;
     job_ended_ = end != nullptr;
@@ -315,12 +316,18 @@ asio::awaitable<void> NodeLink::beat() {
       timed_out_ = true;
       connection_->close();
     }
-    send(signs_.next_beat(Clock::now()));
+    send_beat();
   }
 }
 
+void NodeLink::send_beat() {
+  Beat beat = signs_.next_beat(Clock::now());
+  beat.begun = begun_;
+  send(beat);
+}
+
 KnownSigns NodeLink::share_signs(const KnownSigns& own, milliseconds timeout) {
-  if (signs_.take_own(own, timeout)) send(signs_.next_beat(Clock::now()));
+  if (signs_.take_own(own, timeout)) send_beat();
   return signs_.job;
 }
 

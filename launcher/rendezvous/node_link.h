@@ -116,6 +116,7 @@ class NodeLink {
   boost::asio::awaitable<void> listen();
   boost::asio::awaitable<void> beat();
   boost::asio::awaitable<void> summarise();
+  void send_beat();
   void add(CoordinatorEvent news);
 
   JobEvents& events_;
@@ -129,7 +130,7 @@ class NodeLink {
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
-  std::optional<int> summary_ms_;
+  std::optional<int> summary_ms_, begun_;
   SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false, finished_ = false;

@@ -21,7 +21,7 @@ import pathlib
 import stat
 import time
 import traceback
-from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, TypeVar, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, SupportsFloat, SupportsInt, TypeVar, Union
 
 __all__ = ["heartbeat", "read_run", "record", "status"]
 
@@ -107,17 +107,19 @@ def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
     """What a run folder of `worker` tells, of a running training too.
 
     "metrics": a list for each column, None where a row lacks it, for pandas.DataFrame; "summary" and "environment": {}
-    until they are written; "config": by section; "checkpoints": their paths, oldest first.
+    until they are written, and a summary too while a run that had ended goes on; "config": by section; "checkpoints":
+    their paths, oldest first.
 
     Raises FileNotFoundError if the folder has no metrics.jsonl, ValueError naming the file and line that cannot be read.
     """
     folder = pathlib.Path(path)
+    metrics = _columns(folder / "metrics.jsonl")
     return {
-        "metrics": _columns(folder / "metrics.jsonl"),
-        "summary": _json(folder / "summary.json"),
+        "metrics": metrics,
+        "summary": _summary(folder, max(filter(None, metrics.get("step", [])), default=0)),
         "environment": _json(folder / "environment.json"),
         "config": _config(folder / "config.toml"),
-        "checkpoints": sorted((folder / "checkpoints").glob("*"), key=lambda file: file.stat().st_mtime),
+        "checkpoints": _checkpoints(folder / "checkpoints"),
     }
 
 
@@ -155,6 +157,25 @@ def _json(file: pathlib.Path) -> Dict[str, Any]:
         return {}
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def _summary(folder: pathlib.Path, step: float) -> Dict[str, Any]:
+    """Without that of an earlier end: of a branch before the one that is in the metrics now, or at an earlier step."""
+    branch_of = _json(folder / "run.json").get("files", {})
+    if 0 < branch_of.get("summary.json", 0) < branch_of.get("metrics.jsonl", 0):
+        return {}
+    summary = _json(folder / "summary.json")
+    return {} if summary.get("steps", step) < step else summary
+
+
+def _checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
+    """Without folders of shards, and files that are being written."""
+    found = []
+    for file in folder.glob("[!.]*"):
+        with contextlib.suppress(FileNotFoundError):  # a better one has replaced it meanwhile
+            if file.suffix in (".pt", ".ckpt") and file.is_file():
+                found.append((file.stat().st_mtime, file))
+    return [file for _, file in sorted(found)]
 
 
 def _config(file: pathlib.Path) -> Dict[str, Any]:

@@ -27,6 +27,7 @@ import hashlib
 import io
 import itertools
 import json
+import operator
 import os
 import pathlib
 import random
@@ -96,7 +97,7 @@ class State:
         self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
         self._slots: List[Tuple[Dict[str, Any], str]] = []  # where modules have their buffers
         self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
-        self._shapes: List[torch.Size] = []  # of the copies
+        self._originals: List[torch.Tensor] = []  # the buffers that they are copies of
         # On accelerators, where the CPU does not wait for what it begins:
         self._accelerators: Optional[List[torch.device]] = None  # that have parameters; None: not known in this round
         self._first: Optional[List[torch.Tensor]] = None  # the parameters at the round's beginning: DistributedDataParallel's broadcast writes to them
@@ -269,8 +270,7 @@ class State:
         self._slots = [(part._buffers, name) for module in self._all(torch.nn.Module) for part in module.modules() for name in part._buffers]
 
     def _buffers_now(self) -> List[torch.Tensor]:
-        found = (held.get(name) for held, name in self._slots)
-        return [buffer for buffer in found if buffer is not None]
+        return [buffer for held, name in self._slots if (buffer := held.get(name)) is not None]
 
     def _keep(self, look: bool = True) -> None:
         self._steps_since = 0
@@ -280,10 +280,9 @@ class State:
         self._small = {name: _mapped(vars(self)[name].state_dict(), torch.Tensor, torch.clone) for name in self._small_objects}
         self._groups = [[_without_params(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
         buffers = self._buffers_now()
-        shapes = [buffer.shape for buffer in buffers]
         with torch.no_grad():
-            if shapes != self._shapes:
-                self._copies, self._shapes = [buffer.clone() for buffer in buffers], shapes
+            if len(buffers) != len(self._originals) or not all(map(operator.is_, buffers, self._originals)):
+                self._copies, self._originals = [buffer.clone() for buffer in buffers], buffers
             elif buffers:
                 torch._foreach_copy_(self._copies, buffers)
 

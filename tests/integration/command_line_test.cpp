@@ -125,7 +125,7 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
       {{"linear", "--out=run", "--batch-size=2000", "--drop-last"}, "--drop-last: no rank has a whole batch"},
       {{"linear", "--out=run", "--resume=/dev/null"}, "/dev/null: "},
       {{"sam", "--predict", "x.png"},
-       "--point is missing; usage: worker sam --predict IMAGE --point X,Y[,0] --checkpoint DIR|FILE "
+       "--point is missing; usage: worker sam --predict IMAGE --point X,Y[,0] --checkpoint RUN|DIR|FILE "
        "--mask-out"},
   }));
   const auto [status, text] = ask(words);

@@ -1,11 +1,14 @@
 // Several nodes, each a ddprun on this host: what they agree on, and how they end.
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "tests/integration/node_job.h"
 
@@ -239,6 +242,53 @@ TEST_CASE("no ddprun ends by a signal while another node's workers save", "[node
   CHECK(std::filesystem::exists(saved));
   const ExitStatus end = nodes.node(slow).wait();
   CHECK((end == ExitStatus::exited(130) || (both && end == ExitStatus::killed(SIGINT))));
+}
+
+TEST_CASE("a node that waits for another one's save ends at its own second signal, not at the first",
+          "[nodes]") {
+  const auto slow = GENERATE(std::size_t{0}, std::size_t{1});
+  CAPTURE(slow);
+  NodeJob nodes;
+  const TempDir dir;
+  const auto go = (dir.path() / "go").string();
+  for (const std::size_t node : {0U, 1U})
+    nodes.start_script({"--nnodes=2", "--node-rank=" + std::to_string(node), "--shutdown-timeout=60"},
+                       "trap '" +
+                           (node == slow ? "until [ -e " + go + " ]; do sleep 0.05; done" : "echo left") +
+                           "; exit 0' INT; echo ready; while :; do sleep 0.05; done");
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready"));
+  Child& waiting = nodes.node(1 - slow);
+  nodes.node(slow).send_signal(SIGINT);
+  REQUIRE(waiting.wait_for_output("left"));
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // its worker has ended
+  waiting.send_signal(SIGINT);
+  REQUIRE(wait_until([&] { return count_of("a second signal ends the wait", waiting.err()) == 1; }));
+  if (GENERATE(true, false)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    waiting.send_signal(SIGINT);
+    CHECK(waiting.wait() == ExitStatus::exited(130));  // while the other one still saves
+  }
+  write_file_atomic(go, "");
+  for (const ExitStatus& end : nodes.wait())
+    CHECK((end == ExitStatus::exited(130) || end == ExitStatus::killed(SIGINT)));
+}
+
+TEST_CASE("a node ends by a signal only after the others have had time to write their records", "[nodes]") {
+  // mpiexec kills the others at once then.
+  NodeJob nodes;
+  const TempDir dir;
+  const auto record = dir.path() / "result.json";
+  for (const std::size_t node : {0U, 1U})
+    nodes.start({"--nnodes=2", "--node-rank=" + std::to_string(node),
+                 "--result-json=" + (node == 1 ? record.string() : record.string() + ".0")},
+                {"ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready"));
+  nodes.node(1).send_signal(SIGTERM);
+  CHECK(nodes.node(1).wait() == ExitStatus::killed(SIGTERM));
+  const auto lingered =
+      std::filesystem::file_time_type::clock::now() - std::filesystem::last_write_time(record);
+  CHECK(lingered >= std::chrono::milliseconds(400));
+  CHECK(nodes.wait()[0] == ExitStatus::exited(143));
 }
 
 TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {

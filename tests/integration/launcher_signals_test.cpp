@@ -159,6 +159,27 @@ TEST_CASE("the death of a parent is one signal, also while it is not seen to be 
   CHECK(wait_until([&] { return std::filesystem::exists(saved); }));
 }
 
+TEST_CASE("a hang-up beside another signal is no second one", "[launcher]") {
+  // systemd ends a login session with both at once; and a window may be closed after Ctrl-C.
+  const auto [first, second] = GENERATE(std::pair(SIGTERM, SIGHUP), std::pair(SIGHUP, SIGTERM),
+                                        std::pair(SIGINT, SIGHUP), std::pair(SIGHUP, SIGHUP));
+  CAPTURE(first, second);
+  const TempDir folder;
+  const std::string saved = folder.path() / "saved";
+  Command command =
+      script({kLongGrace}, "trap 'sleep 1; touch " + saved +
+                               "; exit 0' TERM HUP INT; echo begun; while :; do sleep 0.05; done");
+  command.in_child = [] { ::signal(SIGHUP, SIG_DFL); };  // the test may run under nohup
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("begun"));
+  ddprun.send_signal(first);
+  REQUIRE(wait_until([&] { return count_of("received SIG", ddprun.err()) == 1; }));
+  ddprun.send_signal(second);
+  CHECK(ddprun.wait() == ExitStatus::killed(first));
+  CHECK(std::filesystem::exists(saved));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("what a program writes to as it saves lives until it has ended", "[launcher]") {
   const TempDir folder;
   const std::string program = folder.path() / "train.py", saved = folder.path() / "saved";

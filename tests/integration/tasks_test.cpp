@@ -171,7 +171,7 @@ TEST_CASE("an estimate measures a few steps and leaves nothing behind", "[traini
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   const auto table = child.out();
   INFO(table);
-  const std::regex row(R"((^|\n) +(\d+) +\S+ m?s +\S+ m?s +\S+ m?s +\d+ %)");
+  const std::regex row(R"((^|\n) +(\d+) +\d+ +\S+ m?s +\S+ m?s +\S+ m?s +\d+ %)");
   CHECK(std::distance(std::sregex_iterator(table.begin(), table.end(), row), {}) == 4);
   CHECK(count_of("measured\n", table) == 1);
   CHECK_FALSE(fs::exists(out));

@@ -96,8 +96,9 @@ TEST_CASE("a training that diverges says so", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   Child child(mnist(1, dir.path() / "run", small({"--lr=1e30"})));
-  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
-  CHECK(count_of("the training has diverged", child.err()) == 1);
+  CHECK(child.wait(kTraining) == ExitStatus::exited(1));
+  CHECK(count_of("worker: warning: the training loss is ", child.err()) == 1);
+  CHECK(count_of("worker: error: the training has diverged", child.err()) == 1);
 }
 
 TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[training]") {

@@ -150,6 +150,29 @@ class Runs(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, r"metrics\.jsonl:2: "):
                 ddprun.read_run(folder)
 
+    def test_what_an_earlier_branch_ended_with_is_not_the_summary_of_the_one_that_was_killed(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "metrics.jsonl").write_text('{"step":1}\n{"step":2}\n')
+            (folder / "summary.json").write_text('{"steps":5}')
+            for summary, metrics, expected in (1, 2, {}), (2, 2, {"steps": 5}), (1, 1, {"steps": 5}):
+                files = {"summary.json": summary, "metrics.jsonl": metrics}
+                (folder / "run.json").write_text(json.dumps({"run": "0123abcd", "files": files}))
+                self.assertEqual(expected, ddprun.read_run(folder)["summary"], files)
+            (folder / "summary.json").write_text('{"steps":1}')  # resumed and killed in the same branch
+            self.assertEqual({}, ddprun.read_run(folder)["summary"])
+
+    def test_only_whole_checkpoints_are_listed(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "metrics.jsonl").write_text("")
+            (folder / "checkpoints" / "last-step=2-0123abcd-4567.shards").mkdir(parents=True)
+            for age, file in enumerate(("last.pt", ".last.pt.tmp.12", "best.ckpt", "notes.txt")):
+                (folder / "checkpoints" / file).write_text("")
+                os.utime(folder / "checkpoints" / file, (1000 - age, 1000 - age))
+            (folder / "checkpoints" / "gone.pt").symlink_to("removed.pt")
+            self.assertEqual(["best.ckpt", "last.pt"], [file.name for file in ddprun.read_run(folder)["checkpoints"]])
+
     def test_another_folder_is_refused(self):
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(FileNotFoundError):
             ddprun.read_run(folder)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,12 @@ constexpr unsigned kSeeds = 20'000;
 
 /// The seed's simulation, after its run. Fails the test with the end of its story if it breaks a promise.
 template <class Simulation>
-Simulation run_seed(unsigned seed) {
-  Simulation simulation(seed, nullptr);
+std::unique_ptr<Simulation> run_seed(unsigned seed) {
+  auto simulation = std::make_unique<Simulation>(seed, nullptr);
   try {
-    simulation.run();
+    simulation->run();
   } catch (const BrokenPromise& broken) {
+    simulation.reset();
     std::vector<std::string> trace;
     try {
       Simulation(seed, &trace).run();

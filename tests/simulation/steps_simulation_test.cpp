@@ -8,8 +8,8 @@ TEST_CASE("no completed step is lost or done twice, whenever ranks are killed", 
   int recoveries = 0, repeated = 0;
   for (unsigned seed = 1; seed <= kSeeds; ++seed) {
     const auto simulation = run_seed<StepsSimulation>(seed);
-    recoveries += simulation.rounds();
-    repeated += simulation.repeated();
+    recoveries += simulation->rounds();
+    repeated += simulation->repeated();
   }
   // Else it would have proved little.
   CHECK(recoveries > static_cast<int>(kSeeds) / 2);

@@ -9,6 +9,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/record/run_report.h>
 #include "worker/commands/advice.h"
 #include "worker/commands/commands.h"
@@ -23,9 +24,16 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 /// Empty if it is not there, or not whole.
-json object_in(const fs::path& file) {
-  auto value = json::parse(train::text_if_any(file), nullptr, false);
+json object_in(const std::string& text) {
+  auto value = json::parse(text, nullptr, false);
   return value.is_object() ? value : json::object();
+}
+
+/// Of the newest branch; empty if that has not ended.
+json summary_of(const fs::path& run) try {
+  return object_in(train::newest_summary(run, report::read_metrics_csv(run / "metrics.csv")));
+} catch (const IoError&) {  // no metrics, or damaged ones
+  return object_in(train::newest_summary(run, {}));
 }
 
 /// Of a member that a damaged file, or one of an earlier version, may lack.
@@ -100,8 +108,8 @@ int run_advise_command(int argc, char** argv) {
   const char* const words[] = {"worker", "--config", file.c_str()};
   RunFacts run;
   add_settings(run, parse_config(3, words, all_tasks(), all_commands()));
-  add_environment(run, object_in(folder / "environment.json"));
-  const auto summary = object_in(folder / "summary.json");
+  add_environment(run, object_in(train::text_if_any(folder / "environment.json")));
+  const auto summary = summary_of(folder);
   add_times(run, summary);
   if (summary.empty()) std::cout << "the run has not ended: its waiting and its batches are not known yet\n";
   const auto lines = advice(run);

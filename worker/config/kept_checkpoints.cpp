@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <stdexcept>
 #include <system_error>
 
 #include <ddprun/common/errors.h>
@@ -39,26 +40,31 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
   if (newest == states.end()) return best;
   const auto state = train::to_training_state(
       serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
-  for (const auto& [name, value] : state.callbacks) {
-    if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
-    const train::DictReader policy(value, name);
-    if (policy.has("monitor")) best.monitor = policy.text("monitor");
-    const auto models = policy.dict("best_k_models");
-    const train::DictReader scores(models, "best_k_models");
-    for (const auto& item : models)
-      best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
-                               scores.number(item.key().toStringRef()));
-    std::erase_if(best.scores, [&](const auto& each) {
-      const auto file = std::ranges::find(states, each.first,
-                                          [](const auto& kept) { return kept.path.filename().string(); });
-      return file == states.end() || !file->leads_to(newest->identity, newest->step);
-    });
-    const auto first = fs::path(policy.text("best_model_path")).filename().string();
-    const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
-    if (top == best.scores.end()) continue;
-    const double score = top->second;
-    std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
-  }
+  for (const auto& [name, value] : state.callbacks) try {
+      if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
+      const train::DictReader policy(value, name);
+      if (!policy.has("best_k_models")) continue;  // Lightning's, before 1.6
+      if (policy.has("monitor")) best.monitor = policy.text("monitor");
+      const auto models = policy.dict("best_k_models");
+      const train::DictReader scores(models, "best_k_models");
+      for (const auto& item : models) {
+        if (!item.key().isString()) scores.fail("expected paths as keys, got " + item.key().tagKind());
+        best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
+                                 scores.number(item.key().toStringRef()));
+      }
+      std::erase_if(best.scores, [&](const auto& each) {
+        const auto file = std::ranges::find(states, each.first,
+                                            [](const auto& kept) { return kept.path.filename().string(); });
+        return file == states.end() || !file->leads_to(newest->identity, newest->step);
+      });
+      const auto first = fs::path(policy.text("best_model_path")).filename().string();
+      const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
+      if (top == best.scores.end()) continue;
+      const double score = top->second;
+      std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
+    } catch (const std::invalid_argument& error) {
+      throw IoError(newest->path, error.what());
+    }
   return best;
 }
 

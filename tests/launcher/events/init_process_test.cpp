@@ -16,8 +16,8 @@ TEST_CASE("a signal that comes directly, and passed on, counts once", "[init_pro
     SignalsOnce signals;
     CHECK(signals.counts(SIGTERM, one, now));
     CHECK_FALSE(signals.counts(SIGTERM, other, now + 10ms));
-    CHECK(signals.counts(SIGTERM, one, now + 20ms));  // the user's second signal
-    CHECK_FALSE(signals.counts(SIGTERM, other, now + 30ms));
+    CHECK(signals.counts(SIGTERM, one, now + 200ms));  // the user's second signal
+    CHECK_FALSE(signals.counts(SIGTERM, other, now + 210ms));
   }
 }
 
@@ -29,15 +29,6 @@ TEST_CASE("two signals from the same sender, of two kinds or at two times are tw
   CHECK(signals.counts(SIGINT, kKernel, now));
   CHECK(signals.counts(SIGINT, kKernel, now + 200ms));  // typed twice
   CHECK(signals.counts(SIGTERM, 100, now + 1s));
-}
-
-TEST_CASE("a terminal hangs up once, whoever tells it", "[init_process]") {
-  const LoopClock::time_point now{1h};
-  SignalsOnce signals;
-  CHECK(signals.counts(SIGHUP, 100, now));  // the shell, as it ends
-  for (const Sender sender : {kKernel, kInit, kInit, Sender{100}})
-    CHECK_FALSE(signals.counts(SIGHUP, sender, now + 1ms));
-  CHECK(signals.counts(SIGHUP, 100, now + 1s));
 }
 
 TEST_CASE("a signal that its sender sends again at once is told", "[init_process]") {

@@ -1,6 +1,8 @@
 #include <map>
+#include <string>
 
 #include "tests/launcher/rendezvous/job_simulation.h"
+#include "tests/launcher/rendezvous/link_simulation.h"
 #include "tests/launcher/rendezvous/takeover_simulation.h"
 #include "tests/simulation/run_seed.h"
 #include "tests/support/catch.h"
@@ -15,9 +17,9 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
   int restarted = 0, in_place = 0;
   for (unsigned seed = 1; seed <= kSeeds; ++seed) {
     const auto simulation = run_seed<JobSimulation>(seed);
-    ++ends[simulation.end().exit_code];
-    if (simulation.rounds() > 1) ++restarted;
-    if (simulation.rounds_in_place() > 0) ++in_place;
+    ++ends[simulation->end().exit_code];
+    if (simulation->rounds() > 1) ++restarted;
+    if (simulation->rounds_in_place() > 0) ++in_place;
   }
   // Else it would have proved little.
   for (const int code : {0, 1, 7, 124, 125, 127, 130, 139, 143}) {
@@ -33,12 +35,40 @@ TEST_CASE("a lost coordinator's place is taken once, however the network breaks"
   int takeovers = 0, successes = 0;
   for (unsigned seed = 1; seed <= kSeeds; ++seed) {
     const auto simulation = run_seed<TakeoverSimulation>(seed);
-    takeovers += std::max(simulation.takeovers(), 0);
-    successes += simulation.succeeded() ? 1 : 0;
+    takeovers += std::max(simulation->takeovers(), 0);
+    successes += simulation->succeeded() ? 1 : 0;
   }
   // Else it would have proved little.
   CHECK(takeovers > static_cast<int>(kSeeds) / 20);
   CHECK(successes > static_cast<int>(kSeeds) / 3);
+}
+
+TEST_CASE("the same holds where nodes and coordinators talk over their real connections", "[takeover]") {
+  constexpr unsigned kJobs = kSeeds / 50;  // each takes as long as 30 of the others
+  int takeovers = 0, successes = 0;
+  for (unsigned seed = 1; seed <= kJobs; ++seed) {
+    const auto simulation = run_seed<LinkSimulation>(seed);
+    takeovers += std::max(simulation->takeovers(), 0);
+    successes += simulation->succeeded() ? 1 : 0;
+  }
+  CHECK(takeovers > static_cast<int>(kJobs) / 20);
+  CHECK(successes > static_cast<int>(kJobs) / 3);
+}
+
+TEST_CASE("where clocks differ by more than is allowed for, jobs end too late, but never run twice",
+          "[takeover]") {
+  const auto broken = [](unsigned seed, double slowest_clock) -> std::string {
+    try {
+      TakeoverSimulation(seed, nullptr, slowest_clock).run();
+    } catch (const BrokenPromise& promise) {
+      return promise.what();
+    }
+    return "";
+  };
+  CHECK(broken(25, 0.3) == "a program does not end");  // it waits for --join-timeout, by its clock
+  CHECK(broken(25, TakeoverSimulation::kSlowestClock) == "");
+  for (unsigned seed = 1; seed <= kSeeds / 20; ++seed)
+    CHECK(broken(seed, 0.3) != "two coordinators run rounds");
 }
 
 }  // namespace

@@ -169,11 +169,16 @@ class CoordinatorRig {
   Coordinator::Time now() const { return now_; }
 
   std::set<Id> silent;
+  std::set<Id> deaf;  ///< have not heard of their last round
   /// When each node's workers last showed a sign of life, for its beats; none: they say nothing about it.
   std::map<Id, Coordinator::Time> signs;
   Beat last_beat;  ///< that a node got
 
-  Beat beat_of(Id id) const { return signs.contains(id) ? beat_with({signs.at(id), now_}, now_) : Beat{}; }
+  Beat beat_of(Id id) const {
+    Beat beat = signs.contains(id) ? beat_with({signs.at(id), now_}, now_) : Beat{};
+    if (!deaf.contains(id) && count<Start>(id) > 0) beat.begun = last<Start>(id).number;
+    return beat;
+  }
 
  private:
   void tick() {

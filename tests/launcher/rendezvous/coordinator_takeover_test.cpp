@@ -231,6 +231,23 @@ TEST_CASE("new nodes do not outvote those that were silent before they came", "[
   CHECK(rig.ended());
 }
 
+TEST_CASE("a node that has not begun a new round counts in the one before, however late it is lost",
+          "[takeover]") {
+  const bool begins = GENERATE(true, false);
+  CoordinatorRig rig(with_successors(job(1, 5)));
+  const auto ids = rig.form({"a", "b", "c", "d", "e"});
+  rig.pass(10s);
+  if (!begins) rig.deaf = {ids[2]};
+  rig.lose(ids[4]);
+  rig.lose(ids[3]);
+  rig.obey();
+  REQUIRE(rig.round_of(ids[2]) == 1);
+  rig.pass(100s);  // the connection carries nothing to c, but what c says
+  rig.lose(ids[2]);
+  // c would name round 0 to another coordinator, as d and e do: three of five.
+  CHECK(rig.ended().has_value() == !begins);
+}
+
 TEST_CASE("a node that comes again takes the place of its connection before", "[takeover]") {
   auto settings = job(2, 2, 1);
   settings.spares = 1;

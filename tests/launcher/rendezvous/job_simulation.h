@@ -12,6 +12,7 @@
 
 #include "launcher/rendezvous/coordinator.h"
 #include "tests/launcher/rendezvous/job_oracle.h"
+#include "tests/simulation/event.h"
 
 namespace ddprun::test {
 using namespace launcher;
@@ -49,14 +50,6 @@ class JobSimulation {
     int last_ended = -1;                                ///< the last round whose workers it has ended
     Time last_to_node, last_from_node;                  ///< when the youngest message on its way arrives
     std::deque<std::optional<NodeMessage>> on_its_way;  ///< to the coordinator; none: the connection's end
-  };
-  struct Event {
-    Time time;
-    std::size_t order;
-    std::function<void()> action;
-    bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
-    }
   };
   unsigned below(unsigned n) { return n == 0 ? 0 : static_cast<unsigned>(random_() % n); }
   bool chance(unsigned percent) { return below(100) < percent; }

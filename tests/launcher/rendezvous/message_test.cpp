@@ -38,7 +38,7 @@ std::vector<NodeMessage> node_messages() {
           Leave{2},
           Summary{3, R"({"rank": 4, "state": "running"})"},
           Beat{},
-          Beat{2147483647, 0}};
+          Beat{2147483647, 0, 1}};
 }
 
 /// Every message of the coordinator.
@@ -128,7 +128,8 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
     for (const auto& [field, value] : object.items()) {
       const std::set<std::string> may_be_missing = {
           "type",       "node_rank",       "summary_ms", "silent_ms", "dump_stacks", "unknown_ms",
-          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over", "user_signal"};
+          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over", "user_signal",
+          "begun"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
@@ -172,7 +173,7 @@ TEST_CASE("a number out of its range is refused", "[message]") {
        {"node_rank", "present", "group_rank", "first_rank", "first_role_rank", "max_restarts", "former_nodes",
         "former_rank", "restarts_used", "former_restarts_used", "left"}},
       {-1, 1'000'000'000, {"former_round"}},  // ddprun counts on from it
-      {0, 1'000'000'000, {"round", "restart_count", "former_restarts", "restarts"}},
+      {0, 1'000'000'000, {"round", "restart_count", "former_restarts", "restarts", "begun"}},
       {1,
        1'000'000,
        {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size", "role_world_size"}},

@@ -87,6 +87,22 @@ asio::awaitable<void> fall_silent(tcp::acceptor& acceptor, Waiting answer,
   node->write(encode(answer));
 }
 
+/// As the coordinator: begins a round. Notes which one the node says that it has begun.
+asio::awaitable<void> begin_round(tcp::acceptor& acceptor, std::optional<int>& begun) {
+  const auto node = std::make_shared<Connection>(co_await acceptor.async_accept(asio::use_awaitable),
+                                                 Side::kCoordinator, /*token=*/"");
+  co_await node->greet();
+  co_await node->read();
+  Start start;
+  start.number = 7;
+  start.world_size = start.group_world_size = start.role_world_size = start.master_port = 1;
+  node->write(encode(start));
+  while (!begun) {
+    const NodeMessage message = decode_node_message(co_await node->read());
+    if (const auto* beat = std::get_if<Beat>(&message)) begun = beat->begun;
+  }
+}
+
 /// What a link needs.
 struct Loop {
   Loop() { ::sigprocmask(SIG_SETMASK, &before, nullptr); }  // other tests need them
@@ -206,6 +222,21 @@ TEST_CASE("a node that hears nothing for the node timeout has lost the coordinat
   CHECK_FALSE(lost(link));
   clock.pass(loop.io, 15s);
   CHECK_THAT(lost(link).value_or(""), ContainsSubstring("it gave no sign of life"));
+}
+
+TEST_CASE("a node says at once that it has begun a round", "[node_link]") {
+  const test::StoppedClock clock;
+  Loop loop;
+  tcp::acceptor acceptor = bound(loop.io);
+  acceptor.listen();
+  std::optional<int> begun;
+  asio::co_spawn(loop.io, begin_round(acceptor, begun), asio::detached);
+  NodeLink::Settings settings;
+  settings.endpoints = {endpoint_of(acceptor)};
+  settings.since = LoopClock::now();
+  const NodeLink link(loop.io, loop.events, settings);
+  CHECK(loop.run_until([&] { return begun.has_value(); }));
+  CHECK(begun == 7);
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ constexpr milliseconds kDisturbed{900}, kPause{300};
 constexpr milliseconds kEnding{300};  // of workers, at the most
 constexpr milliseconds kTick{10};
 constexpr milliseconds kLongestPause{50};  // as short beside kNodeTimeout as ddprun's is
-// Until a silent node or coordinator is known lost; a coordinator that has lost most nodes, and then its
-// nodes, that are cut off from it (docs/rendezvous.md).
+// By the slowest clock, until a silent node or coordinator is known lost; a coordinator that has lost most
+// nodes, and then its nodes, that are cut off from it (docs/rendezvous.md).
 constexpr milliseconds kNoticed = kNodeTimeout + kBeatPause + kTick;
 constexpr milliseconds kSideBySide = 2 * kNoticed + kDelay + kEnding;
 // A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
@@ -29,8 +29,15 @@ std::size_t host_of(const Endpoint& endpoint) { return std::stoul(endpoint.host.
 
 }  // namespace
 
-TakeoverSimulation::TakeoverSimulation(unsigned seed, std::vector<std::string>* trace)
-    : random_(seed), trace_(trace), calm_(now_ + kDisturbed), hosts_(2 + below(5)), side_(hosts_.size(), 0) {
+TakeoverSimulation::TakeoverSimulation(unsigned seed, std::vector<std::string>* trace, double slowest_clock)
+    : random_(seed),
+      trace_(trace),
+      calm_(now_ + kDisturbed),
+      hosts_(2 + below(5)),
+      network_(random_),
+      speeds_(hosts_.size(), 1) {
+  if (chance(50))
+    for (double& speed : speeds_) speed = 1 - below(101) / 100. * (1 - slowest_clock);
   endpoints_ = 2 + below(static_cast<unsigned>(std::min<std::size_t>(hosts_.size(), 3)) - 1);
   settings_.run_id = "job";
   const bool elastic = chance(60);
@@ -45,18 +52,20 @@ TakeoverSimulation::TakeoverSimulation(unsigned seed, std::vector<std::string>* 
   settings_.restarts.max_restarts = static_cast<int>(below(3));
 }
 
-void TakeoverSimulation::after(Milliseconds delay, std::function<void()> action) {
+void TakeoverSimulation::after(Clock::duration delay, std::function<void()> action) {
   events_.push({now_ + delay, next_order_++, std::move(action)});
 }
 
 void TakeoverSimulation::on(Host host, Milliseconds delay, std::function<void()> action) {
-  after(delay, [this, host, life = hosts_[host].life, action = std::move(action)] {
-    Program& program = hosts_[host];
-    if (!program.alive || program.life != life) return;
-    if (now_ < program.paused_until)
-      return on(host, std::chrono::ceil<Milliseconds>(program.paused_until - now_), action);
-    action();
-  });
+  after(std::chrono::duration_cast<Clock::duration>(delay / speeds_[host]),
+        [this, life = life_of(host), action = std::move(action)] { act(life, action); });
+}
+
+void TakeoverSimulation::act(Life life, const std::function<void()>& action) {
+  const Program& program = hosts_[life.first];
+  if (!program.alive || program.life != life.second) return;
+  if (now_ >= program.paused_until) return action();
+  after(program.paused_until - now_, [this, life, action] { act(life, action); });
 }
 
 void TakeoverSimulation::note(Host host, const std::string& line) {
@@ -70,13 +79,13 @@ void TakeoverSimulation::run() {
     on(host, up_to(chance(80) ? 20 : 400), [this, host] { begin(host); });
   for (unsigned i = below(8); i > 0; --i)
     after(up_to(static_cast<unsigned>(kDisturbed.count())), [this] { disturb(); });
-  after(kDisturbed, [this] { std::fill(side_.begin(), side_.end(), 0); });
-  after(kDisturbed + kSettled, [this] { check_progress(); });
+  after(kDisturbed, [this] { network_.mend(); });
+  after(kDisturbed + by_slowest(kSettled), [this] { check_progress(); });
   while (!events_.empty()) {
     const Event next = events_.top();
     events_.pop();
     now_ = next.time;
-    if (now_ > calm_ + kCalm) throw BrokenPromise("a program does not end");
+    if (now_ > calm_ + by_slowest(kCalm)) throw BrokenPromise("a program does not end");
     next.action();
     check_workers();
   }
@@ -99,10 +108,30 @@ void TakeoverSimulation::disturb() {
         if (listens(each) && now_ >= hosts_[each].paused_until) return leave(each);
       return;
     default:
-      for (int& side : side_) side = static_cast<int>(below(2));
-      note(0, "the network breaks");
-      if (chance(40)) after(up_to(250), [this] { std::fill(side_.begin(), side_.end(), 0); });
+      cut_network();
   }
+}
+
+void TakeoverSimulation::cut_network() {
+  disturbed_ = true;
+  note(0, network_.cut(hosts_.size()));
+  if (!chance(40)) return;
+  const bool halfway = chance(50);
+  if (halfway) after(up_to(250), [this] { network_.mend_halfway(); });
+  after(up_to(250), [this] { network_.mend(); });
+}
+
+/// A link fails in one direction as a round is announced, and in the other one later.
+void TakeoverSimulation::announce_halfway(Host coordinator) {
+  disturbed_ = true;
+  const Host deaf = below(static_cast<unsigned>(hosts_.size()));
+  note(deaf, "hears no more of h" + std::to_string(coordinator));
+  network_.cut_one_way(coordinator, deaf);
+  after(up_to(150), [this, deaf, coordinator] {
+    if (now_ >= calm_) return;
+    note(deaf, "is not heard at h" + std::to_string(coordinator));
+    network_.cut_one_way(deaf, coordinator);
+  });
 }
 
 void TakeoverSimulation::kill(Host host, bool with_power) {
@@ -126,7 +155,7 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
 
 /// Its user ends the coordinator's node.
 void TakeoverSimulation::leave(Host host) {
-  if (!hosts_[host].coordinator->hand_over(id_of(host), SIGTERM, "its user ends it", now_)) return;
+  if (!hosts_[host].coordinator->hand_over(id_of(host), SIGTERM, "its user ends it", clock(host))) return;
   note(host, "hands over");
   hosts_[host].leaves = true;
   deliver(host);
@@ -151,8 +180,8 @@ void TakeoverSimulation::start_again(Host host) {
   begin(host);
 }
 
-bool TakeoverSimulation::reach(Host a, Host b) const {
-  return a == b || (hosts_[a].powered && hosts_[b].powered && side_[a] == side_[b]);
+bool TakeoverSimulation::carries(Host from, Host to) const {
+  return hosts_[from].powered && hosts_[to].powered && network_.carries(from, to);
 }
 
 bool TakeoverSimulation::listens(Host host) const {
@@ -163,7 +192,7 @@ bool TakeoverSimulation::listens(Host host) const {
 void TakeoverSimulation::begin(Host host) {
   std::vector<Endpoint> all;
   for (Host each = 0; each < endpoints_; ++each) all.push_back(endpoint_of(each));
-  hosts_[host].membership.emplace(settings_, settings_.restarts, std::move(all), now_);
+  hosts_[host].membership.emplace(settings_, settings_.restarts, std::move(all), clock(host));
   look(host);
 }
 
@@ -175,7 +204,7 @@ void TakeoverSimulation::look(Host host) {
   program.search.emplace(
       Search::Settings{program.membership->endpoints(), program.membership->may_have_ended(),
                        program.membership->asking_since(), kJoinTimeout, kConnectTimeout, kLongestPause},
-      now_);
+      clock(host));
   ask(host);
 }
 
@@ -185,13 +214,13 @@ void TakeoverSimulation::ask(Host host) {
   const Membership& membership = *program.membership;
   const Host to = host_of(program.search->endpoint());
   if (to == host && (!program.coordinator || program.coordinator->resigned()) &&
-      membership.may_host(program.search->place(), program.search->asked_all(), now_)) {
+      membership.may_host(program.search->place(), program.search->asked_all(), clock(host))) {
     // It would begin another job (docs/rendezvous.md): its user ends it.
     if (host == 0 && program.life > 0 && !membership.lost()) return finish(host);
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
     if (membership.lost()) settings.lost_at = membership.asking_since();
-    program.coordinator.emplace(settings, now_);
+    program.coordinator.emplace(settings, clock(host));
     tick(host, ++program.term);
   }
   const bool refuses = reach(host, to) && !listens(to);
@@ -204,7 +233,7 @@ void TakeoverSimulation::ask(Host host) {
 void TakeoverSimulation::ask_next(Host host, Search::Answer answer, Milliseconds delay) {
   on(host, delay, [this, host, answer] {
     Program& program = hosts_[host];
-    const Search::Next next = program.search->answered(answer, now_);
+    const Search::Next next = program.search->answered(answer, clock(host));
     if (program.membership->may_have_ended()) program.told.nobody_listens = program.search->nobody_listens();
     if (next.gives_up) return finish(host);
     on(host, next.pause, [this, host] { ask(host); });
@@ -253,11 +282,12 @@ void TakeoverSimulation::carry(std::size_t connection, bool to_node) {
   after(up_to(kDelay.count()), [this, connection, to_node] {
     Connection& each = connections_[connection];
     const Host receiver = to_node ? each.node : each.coordinator;
+    const Host sender = to_node ? each.coordinator : each.node;
     const int life = to_node ? each.node_life : each.coordinator_life;
     if (life_of(receiver) != Life(receiver, life)) return;
     if (!hosts_[receiver].alive || !hosts_[each.node].powered || !hosts_[each.coordinator].powered) return;
-    if (!reach(each.node, each.coordinator) || now_ < hosts_[receiver].paused_until)
-      return now_ > calm_ + kCalm ? void() : carry(connection, to_node);
+    if (!carries(sender, receiver) || now_ < hosts_[receiver].paused_until)
+      return now_ > calm_ + by_slowest(kCalm) ? void() : carry(connection, to_node);
     if (to_node) {
       if (each.to_node.empty()) return;
       const auto message = std::move(each.to_node.front());
@@ -275,9 +305,9 @@ void TakeoverSimulation::carry(std::size_t connection, bool to_node) {
     last.failed = last.failed || (message && std::holds_alternative<Failed>(*message));
     if (message && *message == NodeMessage(Succeeded{last.number})) last.succeeded.insert(each.node);
     if (message)
-      coordinator.receive(each.id, *message, "10.0.0." + std::to_string(each.node), now_);
+      coordinator.receive(each.id, *message, "10.0.0." + std::to_string(each.node), clock(receiver));
     else
-      coordinator.lose(each.id, "the connection ended", now_);
+      coordinator.lose(each.id, "the connection ended", clock(receiver));
     deliver(receiver);
   });
 }
@@ -285,10 +315,10 @@ void TakeoverSimulation::carry(std::size_t connection, bool to_node) {
 void TakeoverSimulation::tick(Host host, int term) {
   if (hosts_[host].term != term) return;
   auto& coordinator = *hosts_[host].coordinator;
-  coordinator.tick(now_);
+  coordinator.tick(clock(host));
   deliver(host);
   if (coordinator.next_tick() == Time::max()) return;
-  const auto wait = std::chrono::ceil<Milliseconds>(coordinator.next_tick() - now_);
+  const auto wait = std::chrono::ceil<Milliseconds>(coordinator.next_tick() - clock(host));
   on(host, std::clamp(wait, Milliseconds(1), kTick), [this, host, term] { tick(host, term); });
 }
 
@@ -329,8 +359,9 @@ void TakeoverSimulation::hang_up(Host host) {
 void TakeoverSimulation::note_start(Host coordinator, const Start& start) {
   note(coordinator, "starts round " + std::to_string(start.number) + " of " +
                         std::to_string(start.group_world_size) + " nodes");
+  if (now_ < calm_ && chance(10)) announce_halfway(coordinator);
   if (!has_started(life_of(coordinator)) || starters_.back() == life_of(coordinator)) return;
-  // It has just woken, and does not know yet that it has lost its nodes.
+  // It does not know yet that it has lost its nodes.
   on(coordinator, kNoticed, [this, coordinator] {
     if (!hosts_[coordinator].coordinator->ended()) throw BrokenPromise("two coordinators run rounds");
   });
@@ -357,9 +388,9 @@ void TakeoverSimulation::check_end(Host coordinator, const End& end) const {
 
 /// Of a coordinator whose place another has taken.
 void TakeoverSimulation::check_workers() const {
-  if (starters_.size() < 2 || now_ < last_start_ + kSideBySide) return;
+  if (starters_.size() < 2 || now_ < last_start_ + by_slowest(kSideBySide)) return;
   for (const Program& program : hosts_) {
-    if (!program.alive || !program.running || now_ < program.paused_until + kSideBySide) continue;
+    if (!program.alive || !program.running || now_ < program.paused_until + by_slowest(kSideBySide)) continue;
     const auto place = std::find(starters_.begin(), starters_.end(), program.running->first);
     if (place != starters_.end() && place + 1 != starters_.end())
       throw BrokenPromise("workers of a lost coordinator's round live on");
@@ -414,7 +445,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     note_round(host, coordinator, start->group_world_size);
     program.running = {coordinator, round};
     program.succeeded = false;
-    program.membership->take(*start, now_);
+    program.membership->take(*start, clock(host));
+    send(connection, Beat{.begun = round});
     on(host, Milliseconds(20) + up_to(500), [this, &program, connection, round] {
       const auto& running = program.running;
       if (program.connection != connection || !running || running->second != round) return;
@@ -425,7 +457,7 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     });
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     const int round = stop->round;
-    if (stop->hands_over) program.membership->take(*stop->hands_over, now_);
+    if (stop->hands_over) program.membership->take(*stop->hands_over, clock(host));
     on(host, up_to(30), [this, host, connection, round] {
       if (hosts_[host].connection != connection) return;
       hosts_[host].running.reset();
@@ -468,7 +500,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
      [this, host, hung_up, lost, &program] {  // its workers end
        program.running.reset();
        const bool ended_here = program.coordinator && program.coordinator->ended();
-       if (!program.membership->look_again(lost, program.told, hung_up, ended_here, now_))
+       if (!program.membership->look_again(lost, program.told, hung_up, ended_here, clock(host)))
          return finish(host);
        look(host);
      });

@@ -15,14 +15,18 @@
 
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/membership.h"
+#include "tests/launcher/rendezvous/cut_network.h"
 #include "tests/launcher/rendezvous/job_oracle.h"
+#include "tests/simulation/event.h"
 
 namespace ddprun::test {
 using namespace launcher;
 
 /// An elastic job, or one of a fixed size with a spare, of 2 to 6 hosts, of which some may have the
-/// coordinator one after the other, over a network that breaks in two, while hosts fall out, programs die,
-/// start again and pause, and users end the coordinator's node; all of it from one seed. The promises: once a
+/// coordinator one after the other, over a network that is cut (in two halves, around one host, between two,
+/// in one direction only) and mended in one go or halfway first, while hosts fall out, programs die, start
+/// again and pause, and users end the coordinator's node; the hosts' clocks run at different speeds; all of
+/// it from one seed. The promises: once a
 /// coordinator's round has begun, one that was before it begins none, but where it has just woken: that one
 /// ends, with its nodes' workers, as soon as it has noticed; no node is sent away before it has succeeded,
 /// but where one that has started again took its place; every exit code has its cause; once nothing disturbs
@@ -30,7 +34,11 @@ using namespace launcher;
 /// --join-timeout; and every program ends in time.
 class TakeoverSimulation {
  public:
-  TakeoverSimulation(unsigned seed, std::vector<std::string>* trace);
+  /// What the promises about times allow for.
+  static constexpr double kSlowestClock = 0.8;
+
+  /// slowest_clock  the least speed of a host's clock; the fastest ones have 1
+  TakeoverSimulation(unsigned seed, std::vector<std::string>* trace, double slowest_clock = kSlowestClock);
 
   /// throws BrokenPromise
   void run();
@@ -76,27 +84,31 @@ class TakeoverSimulation {
     std::set<Host> members, succeeded;
     bool failed = false;  ///< it or one before
   };
-  struct Event {
-    Time time;
-    std::size_t order;
-    std::function<void()> action;
-    bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
-    }
-  };
   unsigned below(unsigned n) { return n == 0 ? 0 : static_cast<unsigned>(random_() % n); }
   bool chance(unsigned percent) { return below(100) < percent; }
   Milliseconds up_to(unsigned ms) { return Milliseconds(below(ms + 1)); }
-  void after(Milliseconds delay, std::function<void()> action);
-  /// What the host's program does then; later if it is paused, never if it has ended.
+  void after(Clock::duration delay, std::function<void()> action);
+  /// What the host's program does then by its clock; later if it is paused, never if it has ended.
   void on(Host host, Milliseconds delay, std::function<void()> action);
+  void act(Life life, const std::function<void()>& action);
+  /// The time by the host's clock.
+  Time clock(Host host) const {
+    return start_ + std::chrono::duration_cast<Clock::duration>((now_ - start_) * speeds_[host]);
+  }
+  /// How long this lasts at most by a clock that is not too slow.
+  static Clock::duration by_slowest(Milliseconds time) {
+    return std::chrono::duration_cast<Clock::duration>(time / kSlowestClock);
+  }
   void note(Host host, const std::string& line);
 
   void disturb();
+  void cut_network();
+  void announce_halfway(Host coordinator);
   void kill(Host host, bool with_power);
   void leave(Host host);
   void start_again(Host host);
-  bool reach(Host a, Host b) const;
+  bool carries(Host from, Host to) const;
+  bool reach(Host a, Host b) const { return carries(a, b) && carries(b, a); }
   bool listens(Host host) const;
   std::string id_of(Host host) const;
   Life life_of(Host host) const { return {host, hosts_[host].life}; }
@@ -129,7 +141,8 @@ class TakeoverSimulation {
   CoordinatorSettings settings_;
   std::vector<Program> hosts_;
   std::size_t endpoints_;
-  std::vector<int> side_;  ///< of the broken network that a host is on
+  CutNetwork network_;
+  std::vector<double> speeds_;  ///< of the hosts' clocks
   std::deque<Connection> connections_;
   std::priority_queue<Event> events_;
   std::size_t next_order_ = 0;

@@ -47,6 +47,25 @@ fs::path checkpoint(const fs::path& folder) {
 
 }  // namespace
 
+TEST_CASE("export does not write over a file that a run has listed", "[export]") {
+  const TempDir folder;
+  const auto source = checkpoint(folder.path());
+  const auto run = folder.path() / "run";
+  const auto last = checkpoint(run / "checkpoints"), mine = run / "checkpoints/mine.pt";
+  write_file_atomic(run / "weights.pt", "the run's");
+  write_file_atomic(run / "run.json", R"({"run":"01","files":{"checkpoints/last.pt":1,"weights.pt":1}})");
+  for (const auto& listed : {last, run / "weights.pt"}) {
+    const auto before = read_file(listed);
+    CHECK_THROWS_WITH(run_export({source, listed}),
+                      ContainsSubstring("expected OUT to be another file than those of the run in ") &&
+                          ContainsSubstring(listed.string()));
+    CHECK(read_file(listed) == before);
+  }
+  CHECK(run_export({source, mine}) == 0);
+  write_file_atomic(folder.path() / "run.json", "another program's");
+  CHECK(run_export({source, folder.path() / "out.pt"}) == 0);
+}
+
 TEST_CASE("export writes a checkpoint's weights as a bare state_dict or as safetensors", "[export]") {
   const TempDir folder;
   const auto source = checkpoint(folder.path());

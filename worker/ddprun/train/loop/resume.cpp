@@ -158,10 +158,8 @@ std::optional<Resumed> find_resumed(const Run& run) {
   if (run.on_rank_0()) verify({}, {});
   resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
   if (resumed.path.empty()) return std::nullopt;
-  if (run.group.size() > 1) {
-    auto received = receive_checkpoint(run.group, resumed.path);
-    if (!run.on_rank_0()) resumed.state = std::move(received);
-  }
+  if (run.group.size() > 1)  // the others may not see rank 0's disk
+    resumed.state = broadcast_state(run.group, std::move(resumed.state));
   if (const auto& shards = resumed.state.shards; !shards.empty())
     check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
                   /*all=*/!run.options.parallel.fsdp);

@@ -25,7 +25,6 @@
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/shard_index.h>
-#include <ddprun/train/state/shard_writer.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
@@ -418,8 +417,8 @@ c10::IValue ParallelModel::whole_weights() {
 void ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
   const c10::NoGradGuard no_grad;
   if (has_shards()) {
-    auto state = receive_checkpoint(run_.group, checkpoint);
-    if (run_.on_rank_0()) state = read_checkpoint(checkpoint);
+    const auto own = run_.on_rank_0() ? std::optional(read_checkpoint(checkpoint)) : std::nullopt;
+    const auto state = broadcast_state(run_.group, own);
     if (!state.shards.empty())
       return load_shard_weights(state, checkpoint, *fsdp_, *run_.task.module, run_.group.rank(),
                                 state.ema.isGenericDict() ? "ema" : "model");

@@ -171,25 +171,11 @@ struct RunFiles {
   explicit RunFiles(const std::filesystem::path& folder)
       : name((folder / "").lexically_normal().parent_path().filename().string()),
         rows(report::read_metrics_csv(folder / "metrics.csv")),
-        summary_json(text_if_any(folder / "summary.json")),
+        summary_json(newest_summary(folder, rows)),
         config(text_if_any(folder / "config.toml")),
         environment_json(text_if_any(folder / "environment.json")),
         summary(ordered_json::parse(summary_json, nullptr, false)),
-        environment(ordered_json::parse(environment_json, nullptr, false)) {
-    if (is_earlier(summary, folder)) summary_json.clear(), summary = {};
-  }
-
-  /// Whether the summary is what the run ended with before it was resumed.
-  bool is_earlier(const ordered_json& of, const std::filesystem::path& folder) const {
-    const auto last = rows.empty() ? std::nullopt : find_metric(rows.back(), "step");
-    if (last && of.is_object() && of.contains("steps") && of["steps"] < *last) return true;
-    const auto list = ordered_json::parse(text_if_any(folder / "run.json"), nullptr, false);
-    const auto branch_of = [&](const char* file) {  // 0: not listed
-      const auto files = list.is_object() ? list.value("files", ordered_json()) : ordered_json();
-      return files.is_object() && files.contains(file) ? files[file] : ordered_json(0);
-    };
-    return branch_of("summary.json") > 0 && branch_of("summary.json") < branch_of("metrics.csv");
-  }
+        environment(ordered_json::parse(environment_json, nullptr, false)) {}
 };
 
 /// A run for page.js.
@@ -305,6 +291,21 @@ std::string text_if_any(const std::filesystem::path& file) {
   } catch (const IoError&) {
     return "";
   }
+}
+
+std::string newest_summary(const std::filesystem::path& run_folder, const std::vector<MetricRow>& rows) {
+  auto text = text_if_any(run_folder / "summary.json");
+  const auto summary = ordered_json::parse(text, nullptr, false);
+  const auto last = rows.empty() ? std::nullopt : find_metric(rows.back(), "step");
+  if (last && summary.is_object() && summary.contains("steps") && summary["steps"] < *last) return {};
+  const auto list = ordered_json::parse(text_if_any(run_folder / "run.json"), nullptr, false);
+  const auto branch_of = [&](const char* file) {  // 0: not listed
+    const auto files = list.is_object() ? list.value("files", ordered_json()) : ordered_json();
+    return files.is_object() && files.contains(file) ? files[file] : ordered_json(0);
+  };
+  const bool is_earlier =
+      branch_of("summary.json") > 0 && branch_of("summary.json") < branch_of("metrics.csv");
+  return is_earlier ? std::string() : text;
 }
 
 void write_figure(const std::filesystem::path& file, const std::string& bytes) {

@@ -50,6 +50,12 @@ std::string profile_table_of(int rank);
 /// The file's text; empty if it cannot be read.
 std::string text_if_any(const std::filesystem::path& file);
 
+/// summary.json; empty if there is none, or if it says how the run had ended before it was resumed.
+///
+/// rows  the run's metrics
+std::string newest_summary(const std::filesystem::path& run_folder,
+                           const std::vector<report::MetricRow>& rows);
+
 /// Writes a run's page from the files in its folder; all but metrics.csv may be missing. Invalid JSON is
 /// shown as text.
 ///

@@ -85,6 +85,10 @@ c10::IValue to_value(const TrainingState& state);
 /// The source of a state that is not in a file.
 inline constexpr const char* kInMemory = "memory";
 
+/// The state of rank `source`, on every rank; the others pass nullopt. Tensors travel as they are.
+TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optional<TrainingState>& state,
+                              int source = 0);
+
 /// The inverse. source: the file named in errors
 /// throws  IoError naming the key that is missing or has the wrong type
 TrainingState to_training_state(const c10::IValue& value, const std::filesystem::path& source);

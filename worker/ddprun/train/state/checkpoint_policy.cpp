@@ -73,8 +73,8 @@ c10::IValue scalar(std::optional<float> value) {
 }  // namespace
 
 std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics, std::int64_t epoch,
-                            std::int64_t step, bool auto_insert) {
-  if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step, auto_insert);
+                            std::int64_t step) {
+  if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step);
   const auto refuse = [&](const std::string& expected) { throw CheckpointNameError(pattern, expected); };
   const auto value_of = [&](const std::string& name) -> Number {
     if (is_count(name)) return name == "epoch" ? epoch : step;
@@ -98,7 +98,7 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
     if (name.empty() || name.find('{') != std::string::npos) refuse("a metric's name between '{' and '}'");
     const auto text = format(value_of(name), colon == std::string::npos ? "" : field.substr(colon + 1));
     if (!text) refuse("a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name);
-    result += auto_insert ? name + "=" + *text : *text;
+    result += name + "=" + *text;
     i = end + 1;
   }
   return result;
@@ -117,33 +117,23 @@ CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists e
     : options_(std::move(options)),
       exists_(std::move(exists)),
       kth_value_(worst_value<float>(options_.mode)) {
-  const auto k = options_.save_top_k;
-  if (k < -1) throw UsageError("save_top_k: expected -1 or more, got " + std::to_string(k));
-  if (k > 1 && options_.monitor.empty())
-    throw UsageError("save_top_k: expected -1, 0 or 1 without a metric to monitor, got " + std::to_string(k));
+  if (options_.save_top_k < -1)
+    throw UsageError("save_top_k: expected -1 or more, got " + std::to_string(options_.save_top_k));
 }
 
 CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                                       Occasion occasion) {
   if (occasion == Occasion::kRequest || step == last_step_saved_ || options_.save_top_k == 0) return {};
   const auto score = find_metric(metrics, options_.monitor);
-  const bool known = options_.monitor.empty() || score;
-  if (!known && occasion == Occasion::kStep) return {};
-  if (!known)
+  if (!score && occasion == Occasion::kStep) return {};
+  if (!score)
     throw UsageError("monitor: expected one of the metrics " + names_of(metrics) + ", got '" +
                      options_.monitor + "'");
-  const auto name =
-      checkpoint_name(options_.filename, metrics, epoch, step, options_.auto_insert_metric_name);
-  const bool newest = options_.monitor.empty();
   const auto k = options_.save_top_k;
   const bool full = k != -1 && static_cast<std::int64_t>(best_k_.size()) >= k;
-  if (!newest && full && !is_better(options_.mode, static_cast<float>(*score), worst_kept().second))
-    return {};
+  if (full && !is_better(options_.mode, static_cast<float>(*score), worst_kept().second)) return {};
   last_step_saved_ = step;
-  if (!newest) return plan_by_score(static_cast<float>(*score), name);
-  const auto previous = std::exchange(best_path_, free_path(name, best_path_));
-  const bool replaces = options_.save_top_k == 1 && !previous.empty() && may_remove(previous, best_path_);
-  return {best_path_, replaces ? previous : Path()};
+  return plan_by_score(static_cast<float>(*score), checkpoint_name(options_.filename, metrics, epoch, step));
 }
 
 std::pair<fs::path, float> CheckpointPolicy::best_kept(bool or_worst) const {  // the first of equals
@@ -194,7 +184,7 @@ bool CheckpointPolicy::may_remove(const Path& previous, const Path& current) con
 c10::impl::GenericDict CheckpointPolicy::state_dict() const {
   auto kept = make_state();
   for (const auto& [path, score] : best_k_) kept.insert(path.string(), scalar(score));
-  return make_state({{"monitor", options_.monitor.empty() ? c10::IValue() : c10::IValue(options_.monitor)},
+  return make_state({{"monitor", options_.monitor},
                      {"best_model_score", scalar(best_score_)},
                      {"best_model_path", best_path_.string()},
                      {"current_score", scalar(current_score_)},

@@ -24,12 +24,11 @@ struct CheckpointNameError : UsageError {
 ///
 ///   ddp-cifar10-{epoch:02d}-{val_acc:.2f}  ->  ddp-cifar10-epoch=07-val_acc=0.86
 ///
-/// pattern      empty: {epoch}-{step}
-/// auto_insert  false omits "name="
-/// throws       CheckpointNameError for a dot at the front, unmatched braces or a spec other than
+/// pattern  empty: {epoch}-{step}
+/// throws   CheckpointNameError for a dot at the front, unmatched braces or a spec other than
 /// [sign][0][width][.digits][d|e|f|g|%]
 std::string checkpoint_name(const std::string& pattern, const report::MetricRow& metrics, std::int64_t epoch,
-                            std::int64_t step, bool auto_insert = true);
+                            std::int64_t step);
 
 /// The names between '{' and '}' in such a pattern, except epoch and step.
 std::vector<std::string> metrics_in(const std::string& pattern);
@@ -39,10 +38,9 @@ struct CheckpointPolicyOptions {
   std::filesystem::path folder;  ///< of the checkpoints
   std::string filename;          ///< see checkpoint_name(); empty: {epoch}-{step}
   std::string extension = ".ckpt";
-  std::string monitor;  ///< the metric to compare; empty: the newest is the best
+  std::string monitor;  ///< the metric to compare
   MonitorMode mode = MonitorMode::kMin;
-  std::int64_t save_top_k = 1;  ///< how many to keep; -1 all, 0 none
-  bool auto_insert_metric_name = true;
+  std::int64_t save_top_k = 1;         ///< how many to keep; -1 all, 0 none
   std::filesystem::path resumed_from;  ///< never removed
 };
 
@@ -63,7 +61,7 @@ class CheckpointPolicy {
   };
 
   /// exists  if a name is taken, the checkpoint is called NAME-v1, NAME-v2, ...
-  /// throws  UsageError if save_top_k is below -1, or above 1 without a monitored metric
+  /// throws  UsageError if save_top_k is below -1
   CheckpointPolicy(CheckpointPolicyOptions options, FileExists exists);
 
   /// Decides, and assumes that the plan is carried out. Empty for a step that is already saved, for step 0,
@@ -73,9 +71,6 @@ class CheckpointPolicy {
 
   /// Empty if there is none yet.
   const std::filesystem::path& best_path() const { return best_path_; }
-  std::optional<double> best_score() const { return best_score_; }
-  /// The kept checkpoints with their scores (infinite for NaN), oldest first.
-  const std::vector<std::pair<std::filesystem::path, float>>& best_k() const { return best_k_; }
 
   /// Lightning's keys: monitor, best_model_score, best_model_path, current_score, dirpath, best_k_models,
   /// kth_best_model_path, kth_value, and an empty last_model_path.

@@ -104,7 +104,7 @@ RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)), place_(place
     set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
     ended_within_ = json.value("ended_within", "");
-    identity_.branch = 1;
+    identity_.branch = std::max(json.value("branch", std::int64_t{1}), std::int64_t{1});
     for (const auto& [name, branch] : files_) {
       known = known && is_inside(name);
       identity_.branch = std::max(identity_.branch, branch);
@@ -343,7 +343,7 @@ void RunFolder::restore_metrics(std::int64_t branch) {
 /// On a full disk it is written with the next change, unless it is required; the run goes on.
 void RunFolder::save(bool required) {
   check_still_here();
-  auto json = nlohmann::ordered_json{{"run", identity_.run}, {"files", files_}};
+  auto json = nlohmann::ordered_json{{"run", identity_.run}, {"branch", identity_.branch}, {"files", files_}};
   if (!replaced_.empty()) json["replaced"] = replaced_;
   if (!writing_.empty()) json["writing"] = writing_;
   if (set_aside_) json["set_aside"] = true;
@@ -415,8 +415,11 @@ void RunFolder::make_way(const fs::path& checkpoint) {
   const std::lock_guard lock(mutex_);
   check_still_here();
   if (is_of_this_branch(checkpoint)) return;
-  keep_earlier(checkpoint);
   writing_ = name_of(checkpoint);
+  const auto here = place_of(checkpoint);
+  if (const auto kept = kept_.find(writing_); kept == kept_.end() || kept->second != here)
+    keep_earlier(checkpoint);
+  kept_[writing_] = here;
   files_.erase(writing_);
   save();
 }
@@ -449,6 +452,7 @@ void RunFolder::keep_earlier(const fs::path& file) {
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   const std::lock_guard lock(mutex_);
   writing_.clear();
+  kept_.erase(name_of(checkpoint));
   auto own = doomed;
   std::erase_if(own, [&](const auto& file) { return !is_of_this_branch(file); });
   remove_listed(own, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);

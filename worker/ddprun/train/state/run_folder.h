@@ -25,8 +25,8 @@ struct RunIdentity {
 
 /// A run folder and the list of the run's files, run.json, with the branch that wrote each last:
 ///
-///   {"run": "5f0c91a2", "files": {"checkpoints/last.pt": 2, "metrics.csv": 1}, "replaced":
-///   ["replaced-1b2c3d4e"]}
+///   {"run": "5f0c91a2", "branch": 2, "files": {"checkpoints/last.pt": 2, "metrics.csv": 1},
+///    "replaced": ["replaced-1b2c3d4e"]}
 ///
 /// Only what is listed is ever replaced or removed. Only rank 0's process has one; its threads may share it.
 /// All throw IoError.
@@ -124,8 +124,9 @@ class RunFolder {
   std::vector<std::string> replaced_;
   bool set_aside_ = false;  // and not resumed since
   std::string job_, ended_within_;
-  std::string writing_;                          // a checkpoint that is not listed yet
-  std::set<std::filesystem::path> gone_shards_;  // listed until the next begin_shards()
+  std::string writing_;                                  // a checkpoint that is not listed yet
+  std::map<std::string, std::pair<dev_t, ino_t>> kept_;  // what make_way() has kept, until it is replaced
+  std::set<std::filesystem::path> gone_shards_;          // listed until the next begin_shards()
   bool unsaved_ = false, warned_ = false;
 };
 

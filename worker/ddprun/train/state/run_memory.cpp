@@ -86,7 +86,13 @@ std::string passed(std::string bytes, const Pass& pass) {
   return bytes;
 }
 
-/// The source's state, on every rank: tensors travel as they are, and apart from the rest.
+/// The state in a memory file.
+TrainingState unpickled(const std::string& bytes) {
+  return to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), kInMemory);
+}
+
+}  // namespace
+
 TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optional<TrainingState>& state,
                               int source) {
   const auto broadcast = [&](const std::vector<at::Tensor>& from) {
@@ -109,19 +115,13 @@ TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optiona
     for (const auto& each : nlohmann::json::parse(text.substr(0, end)))
       tensors.push_back(at::empty(each[1].get<std::vector<std::int64_t>>(), each[0].get<at::ScalarType>()));
   std::vector<at::Tensor> bytes;  // Gloo does not send every type
-  for (const auto& tensor : tensors) bytes.push_back(tensor.view({-1}).view(at::kByte));
+  for (const auto& tensor : tensors)
+    if (tensor.numel() > 0) bytes.push_back(tensor.view({-1}).view(at::kByte));
   broadcast(bytes);
   if (group.rank() == source) return *state;
   return to_training_state(
       torch::jit::unpickle(text.data() + end + 1, text.size() - end - 1, nullptr, tensors), kInMemory);
 }
-
-/// The state in a memory file.
-TrainingState unpickled(const std::string& bytes) {
-  return to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), kInMemory);
-}
-
-}  // namespace
 
 /// One of the file's two slots, which both begin with this; its contents follow at `offset`. Written last.
 struct MemoryFile::Slot {

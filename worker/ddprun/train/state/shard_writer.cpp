@@ -1,11 +1,6 @@
 #include <ddprun/train/state/shard_writer.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -167,29 +162,6 @@ std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter:
     }
     return checksums;
   };
-}
-
-TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const fs::path& path) {
-  constexpr std::int64_t kChunk = 64 << 20;
-  const bool sends = group.rank() == 0;
-  const int memory = sends ? -1 : ::memfd_create("checkpoint", MFD_CLOEXEC);
-  if (!sends && memory < 0) throw IoError(path, std::string("memfd_create: ") + std::strerror(errno));
-  const auto here = sends ? path : fs::path("/proc/self/fd/" + std::to_string(memory));
-  std::fstream file(here, std::ios::binary | (sends ? std::ios::in : std::ios::out));
-  auto left = std::stoll(ddp::broadcast_from_rank_0(group, sends ? std::to_string(fs::file_size(path)) : ""));
-  while (left > 0) {
-    const auto bytes = torch::empty({std::min<std::int64_t>(left, kChunk)}, torch::kByte);
-    auto* data = static_cast<char*>(bytes.mutable_data_ptr());
-    if (sends) file.read(data, bytes.numel());
-    ddp::broadcast_from_rank_0(group, {bytes});
-    if (!sends) file.write(data, bytes.numel());
-    left -= bytes.numel();
-  }
-  file.close();
-  if (sends) return {};
-  auto state = file.good() ? read_checkpoint(here) : throw IoError(path, "its copy does not fit in memory");
-  ::close(memory);
-  return state;
 }
 
 ShardHolders find_shards(const ddp::ProcessGroup& group, const fs::path& folder) {

@@ -55,10 +55,6 @@ class ShardWriter {
 
 // -- resuming, perhaps without a shared disk; every rank calls these --
 
-/// Rank 0's checkpoint, on the other ranks, which may not see its disk: they get a copy in memory, rank 0
-/// gets nothing. throws  IoError
-TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const std::filesystem::path& path);
-
 /// folder  of the checkpoints; rank 0's counts
 ShardHolders find_shards(const ddp::ProcessGroup& group, const std::filesystem::path& folder);
 

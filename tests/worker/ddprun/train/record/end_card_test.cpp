@@ -34,6 +34,15 @@ TEST_CASE("a card has aligned lines that fit into 80 columns, and commands that 
   for (const auto& line : lines) CHECK(line.size() <= 69);
 }
 
+TEST_CASE("a flag stays on one line with its value, however long the program's path is", "[end_card]") {
+  for (std::size_t width = 1; width < 80; ++width) {
+    EndCard card;
+    card.add({"continue", {"ddprun", std::string(width, 'w'), "linear", "--resume", "run", "--epochs", "6"}});
+    CHECK(joined(card.lines(), "\n").find("--resume run") != std::string::npos);
+    CHECK(joined(card.lines(), "\n").find("--epochs 6") != std::string::npos);
+  }
+}
+
 TEST_CASE("the best row has the best finite value, the first of equal ones", "[end_card]") {
   const std::vector<report::MetricRow> rows = {
       {{"step", 1}, {"loss", std::nan("")}}, {{"step", 2}, {"loss", 0.5}},  {{"step", 3}},

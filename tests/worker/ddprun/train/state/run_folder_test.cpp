@@ -229,6 +229,41 @@ TEST_CASE("a run whose checkpoints are on a disk of their own cannot be set asid
   });
 }
 
+TEST_CASE("a branch that was killed before it wrote a file is the newest: its job does not continue another",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.resume(first, /*is_newest=*/false, kNames);
+  CHECK(folder.identity() == RunIdentity{first.run, 2});
+  CHECK(RunFolder(dir.path()).identity() == folder.identity());
+}
+
+TEST_CASE("a checkpoint whose replacement does not fit on the disk is kept once", "[run_folder]") {
+  const TempDir dir;
+  const auto first = make_run(dir.path());
+  const auto last = dir.path() / "checkpoints/last.pt";
+  RunFolder folder(dir.path());
+  folder.resume(first, /*is_newest=*/false, kNames);
+  for (int attempt = 0; attempt < 3; ++attempt) folder.make_way(last);
+  const std::set<std::string> names = {"last.pt", "last-branch=1.pt"};
+  CHECK(files_in(dir.path() / "checkpoints") == names);
+  SECTION("a file that somebody puts there meanwhile is kept, too") {
+    fs::remove(last);
+    write(last, "mine");
+    folder.make_way(last);
+    CHECK(read_file(dir.path() / "checkpoints/last-earlier.pt") == "mine");
+  }
+  SECTION("and one of after the next checkpoint") {
+    save(folder, "last.pt", 20);
+    CHECK(files_in(dir.path() / "checkpoints") == names);
+    folder.remove({last});
+    write(last, "mine");
+    folder.make_way(last);
+    CHECK(read_file(dir.path() / "checkpoints/last-earlier.pt") == "mine");
+  }
+}
+
 TEST_CASE("a resume from an earlier state begins a branch, and the earlier branch's last state is kept",
           "[run_folder]") {
   const TempDir dir;

@@ -1,0 +1,34 @@
+#include "worker/config/kept_checkpoints.h"
+
+#include <ATen/core/Dict.h>
+
+#include <vector>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/run_folder.h>
+#include "tests/support/catch.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+using train::make_list;
+using train::make_state;
+using worker::best_checkpoints;
+
+TEST_CASE("a checkpoint of Lightning without a list of the best ones has none", "[kept_checkpoints]") {
+  const TempDir run;
+  const auto path = run.path() / "checkpoints/last.pt";
+  const auto best_of = [&](const c10::IValue& callback) {
+    train::TrainingState state{.model = make_state(), .optimizer = make_state()};
+    state.callbacks = {{"ModelCheckpoint{'monitor': None}", callback}};
+    train::save_checkpoint(path, state);
+    return best_checkpoints(train::state_files(train::RunFolder(run.path())));
+  };
+  CHECK(best_of(make_state({{"best_model_path", ""}})).scores.empty());  // as before Lightning 1.6
+  const auto damaged = {c10::IValue(make_list()), c10::IValue(make_state({{"a.pt", "no number"}}))};
+  for (const auto& models : damaged)
+    CHECK_THROWS_WITH(best_of(make_state({{"best_model_path", ""}, {"best_k_models", models}})),
+                      ContainsSubstring(path.string() + ": "));
+}
