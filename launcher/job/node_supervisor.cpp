@@ -145,9 +145,11 @@ class NodeSupervisor : public Supervisor {
       listen_again = [at = nodes_.endpoint, addresses] { return listen_at(at, addresses, true).sockets; };
     CoordinatorServer& server = connections_.servers.emplace_back(
         job_.io,
-        CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
-                            job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
-                            lost ? std::optional(membership_.asking_since()) : std::nullopt},
+        CoordinatorSettings{
+            nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
+            job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
+            lost ? std::optional(membership_.asking_since()) : std::nullopt,
+            job_.options.preflight.any() ? job_.options.preflight_timeout : std::chrono::milliseconds(0)},
         nodes_.token, std::move(listening.sockets), std::move(listen_again));
     // This supervisor may be gone by then: ddprun's own output is still being written.
     server.on_all_gone([&events = job_.events] { events.push(PeerEvent{}); });
@@ -181,7 +183,8 @@ class NodeSupervisor : public Supervisor {
     } else if (auto news = link().next()) {
       if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
         if (look_again(lost->reason, lost->hung_up)) co_return std::nullopt;
-        throw LaunchError(LaunchError::kOwnFailure, lost->reason);
+        throw LaunchError(LaunchError::kOwnFailure,
+                          job_.unfit.empty() ? lost->reason : job_.unfit + "; " + lost->reason);
       }
       co_return co_await handle(std::get<CoordinatorMessage>(*news));
     }

@@ -31,7 +31,10 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
     if (may_lose_hosts(job.options.nodes)) return log_warning(ended.reason);
     never_started |= !ended.started;
     // The coordinator may know a better reason.
-    if (connections.server() != nullptr) return connections.server()->end(ended.exit_code, ended.reason);
+    if (auto* server = connections.server(); server != nullptr) {
+      if (ended.started && server->has_unfit_nodes()) return;  // it ends the job when the others have come
+      return server->end(ended.exit_code, ended.reason);
+    }
     if (!ended.started || job.options.hosts.own == 0U)
       return job.events.push(OwnFailure{ended.exit_code, ended.reason});
     late.expires_after(kNewsTravel);

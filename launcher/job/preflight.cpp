@@ -175,36 +175,42 @@ asio::awaitable<AttemptEnd> run_preflight(Job& job) {
   specs[0].env = preflight_environment(job);
   const Options& options = job.options;
   const std::string program = options.preflight.command.empty() ? "/proc/self/exe" : "/bin/sh";
-  OutputTail tail;
+  const auto tail = std::make_shared<OutputTail>();
   OutputChannel channel = open_output_pipe();
   const auto stream = std::make_shared<OutputStream>(job.io, std::move(channel.reading), OutputTargets{});
-  stream->start([&](std::string_view bytes) { tail.add(bytes); }, [] {});
+  stream->start([tail](std::string_view bytes) { tail->add(bytes); }, [] {});
   const auto open_output = [&](std::size_t) {
     UniqueFd err(::fcntl(channel.writing.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
     return WorkerOutputs{std::move(channel.writing), std::move(err)};
   };
   EventsJson no_log(job.io, std::nullopt, job.clock);
-  WorkerGroup group(job.events, job.signals, job.guard, no_log, 0, /*cautious=*/false, options.signal_group,
+  WorkerGroup group(job.events, job.signals, job.guard, no_log, 0, /*cautious=*/true, options.signal_group,
                     nullptr);
   const auto limit = LoopClock::now() + options.preflight_timeout;
   AttemptEnd end;
+  std::optional<StartFailed> own_failure;  // not the preflight's: a host of --hosts cannot be started
   Peers nobody;
   if (auto failed = group.start(program, specs, open_output)) {
     end = *std::move(failed);
   } else if (auto ended = co_await group.wait(std::min(limit, job.deadline.value_or(limit)), {}, nobody)) {
     end = *std::move(ended);
+    if (const auto* failure = std::get_if<StartFailed>(&end)) own_failure = *failure;
   }
   const auto* received = std::get_if<SignalReceived>(&end);
   if (received != nullptr)
     log_warning("received " + signal_name(received->signal) +
                 ": ending --preflight and the job (a second signal kills it at once)");
-  co_await group.stop(received != nullptr ? received->signal : SIGTERM, options.shutdown_timeout);
+  const auto left =
+      co_await group.stop(received != nullptr ? received->signal : SIGTERM, options.shutdown_timeout);
   co_await read_rest(job, *stream);
   stream->finish();
   job.events.forget_exits();
+  if (own_failure) throw LaunchError(own_failure->exit_code, own_failure->message);
   if (received == nullptr && !group.user_signals().empty())
     end = SignalReceived{group.user_signals().front()};
-  job.unfit = problem_of(options, end, last_lines(tail));
+  job.unfit = problem_of(options, end, last_lines(*tail));
+  if (job.unfit.empty() && !left.empty())
+    job.unfit = "SIGKILL did not end a process of it: " + std::to_string(left.front());
   co_return end;
 }
 
@@ -265,7 +271,7 @@ asio::awaitable<RunResult> after_preflight(Job& job, JobRecord& record, asio::aw
   job.unfit = "--preflight failed: " + job.unfit;
   record.message = job.unfit;
   record.outcome = StartFailed{LaunchError::kOwnFailure, job.unfit};
-  log_error(job.unfit);
+  if (!job.options.hosts.is_silent()) log_error(job.unfit);
   if (!job.options.nodes.several()) co_return RunResult{LaunchError::kOwnFailure, std::nullopt};
   co_return co_await std::move(work);
 }

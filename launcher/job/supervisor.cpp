@@ -270,10 +270,10 @@ void start_preload(Job& job, const std::filesystem::path& temp, std::optional<Pr
   job.preload = &*preload;
 }
 
-/// The job begins once the modules are imported.
+/// The job begins once the modules are imported. A node that stays out of it needs none.
 asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> work) {
   const auto give_up = gives_up(job);
-  co_await job.preload->imported(job.deadline, job.options.hang_timeout, give_up);
+  if (job.unfit.empty()) co_await job.preload->imported(job.deadline, job.options.hang_timeout, give_up);
   co_return co_await std::move(work);
 }
 

@@ -100,7 +100,9 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
                name != kLauncherVariable && name != kCommandVariable &&
                ((plan.placement.visible_gpus.empty() && !by_gpus) || !chooses_gpus(name)) &&
-               !(by_gpus && name == "DDPRUN_GPUS")) {  // for a ddprun in a worker it has been applied
+               name != "DDPRUN_PREFLIGHT" && !(by_gpus && name == "DDPRUN_GPUS")) {
+      // For a ddprun in a worker these two have been applied; one in the preflight would start itself
+      // forever.
       env.push_back(variable);
     }
   }

@@ -77,7 +77,8 @@ void Coordinator::keep_out(NodeId id, const Join& join, const std::string& addre
   const std::string node = describe_node(join, address);
   const std::string reason =
       "node " + node + " stays out: " + shortened(printable(join.unfit), kMaxTextBytes);
-  unfit_[{join.node_rank, node}] = reason;
+  // A job that has begun waits for nodes as it would without this one: another may come in its place.
+  if (!has_started() && !takes_over()) unfit_[{join.node_rank, node}] = reason;
   dismiss(id, Refused{reason});
 }
 
@@ -330,14 +331,14 @@ void Coordinator::form(Time now) {
 }
 
 /// Whether the job cannot begin, since too many nodes have failed their preflight. The others are to learn
-/// it, so it waits for those that have not come yet, if not for long.
+/// it, so it waits for those that have not come yet, as long as their preflight may take.
 bool Coordinator::lacks_fit_nodes(Time now) {
   const std::size_t places = max_nodes() + static_cast<std::size_t>(settings_.spares);
   if (unfit_.size() + static_cast<std::size_t>(settings_.min_nodes) <= places) {
     unfit_end_.reset();
     return false;
   }
-  if (!unfit_end_) unfit_end_ = now + settings_.last_call;
+  if (!unfit_end_) unfit_end_ = now + settings_.last_call + settings_.preflight_timeout;
   return now >= *unfit_end_ || nodes_.size() + unfit_.size() >= places;
 }
 

@@ -39,6 +39,7 @@ struct CoordinatorSettings : MeetingRules {
   bool has_successors = false;
   /// Since when the nodes have lacked the coordinator that this one replaces. None: it is the first.
   std::optional<std::chrono::steady_clock::time_point> lost_at;
+  std::chrono::milliseconds preflight_timeout{0};  ///< a node may take this long before it comes
 };
 
 /// The state of one job over all its nodes, and every decision about it. Pure: events come in with their
@@ -97,6 +98,9 @@ class Coordinator {
 
   /// Another coordinator takes its place, or has: drop it with all its connections.
   bool resigned() const { return resigned_; }
+
+  /// Too few nodes may be left for the job to begin, as some stay out (Join::unfit).
+  bool has_unfit_nodes() const { return !unfit_.empty() && !has_started(); }
 
   /// The name of a node that has joined; null: no such node.
   const std::string* node_name(NodeId id) const;

@@ -198,9 +198,11 @@ void CoordinatorServer::deliver() {
   for (auto& [id, message] : coordinator_.take_messages()) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;
-    if (const auto* refused = std::get_if<Refused>(&message)) warn("refused: " + refused->reason);
+    const auto* refused = std::get_if<Refused>(&message);
+    if (refused != nullptr && !(ended() && how_ended()->reason.find(refused->reason) != std::string::npos))
+      warn("refused: " + refused->reason);  // else it is the job's error
     found->second->write(encode(message));
-    if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
+    if (refused != nullptr) found->second->finish(kRefusalTimeout);
   }
   if (coordinator_.resigned() || coordinator_.all_ended())
     for (const auto& [id, connection] : std::map(connections_)) connection->finish(kRefusalTimeout);

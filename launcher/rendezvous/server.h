@@ -84,6 +84,7 @@ class CoordinatorServer {
   bool ended() const { return coordinator_.ended().has_value(); }
   /// How; null: it has not.
   const End* how_ended() const { return ended() ? &*coordinator_.ended() : nullptr; }
+  bool has_unfit_nodes() const { return coordinator_.has_unfit_nodes(); }
   /// It has closed its port and connections because another coordinator replaces it.
   bool resigned() const { return coordinator_.resigned(); }
   /// True once the job has ended, or this has resigned, and every node has disconnected.

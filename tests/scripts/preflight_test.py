@@ -84,6 +84,34 @@ class OneNode(Preflight):
         self.assertLess(time.monotonic() - begin, 60)
         self.assertEqual(subprocess.run(["pgrep", "-f", "^sleep 1234567"], stdout=subprocess.DEVNULL).returncode, 1)
 
+    def test_what_it_leaves_behind_ends_before_the_workers_start(self):
+        script = "setsid sleep 1234568 >/dev/null 2>&1 & nohup sleep 1234568 >/dev/null 2>&1 & sleep 0.2"
+        code, out, err = self.run_job(f"--preflight={script}", program=["sh", "-c", "pgrep -f '^sleep 1234568' || echo none"])
+        self.assertEqual((code, out), (0, "none\n"), err)
+
+    def test_it_leaves_the_input_to_the_workers(self):
+        job = subprocess.Popen([DDPRUN, "--preflight=! read line", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        out, err = job.communicate("a line\n", timeout=100)
+        self.assertEqual((job.returncode, out), (0, "a line\n"), err)
+
+    def test_a_signal_that_is_passed_on_does_not_end_it(self):
+        job = self.start("--preflight=touch begun; until [ -e go ]; do sleep 0.05; done")
+        wait_for((self.folder / "begun").exists)
+        job.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        (self.folder / "go").touch()
+        self.assertEqual(self.end_of(job)[:2], (0, "rank 0 of 1\n"))
+
+    def test_it_does_not_run_again_at_a_restart(self):
+        code, out, err = self.run_job("--max-restarts=1", "--preflight=echo once >>runs", program=["sh", "-c", "cat runs; exit 3"])
+        self.assertEqual((code, out), (3, "once\nonce\n"), err)
+
+    def test_a_ddprun_in_it_has_no_preflight_of_the_environment(self):
+        job = self.start("--nproc-per-node=1", DDPRUN_PREFLIGHT=f"echo >>runs; {DDPRUN} true", DDPRUN_TIMEOUT="20")
+        self.assertEqual(self.end_of(job)[:2], (0, "rank 0 of 1\n"))
+        self.assertEqual((self.folder / "runs").read_text(), "\n")
+
     def test_a_signal_ends_it_like_a_worker(self):
         job = self.start("--preflight=trap 'touch saved; exit 3' TERM; touch begun; while :; do sleep 0.05; done")
         wait_for((self.folder / "begun").exists)
@@ -135,6 +163,35 @@ class SeveralNodes(Preflight):
                 for _, _, err in ends:
                     self.assertIn("--preflight failed: exit code 3: broken", err)
                 self.assertIn("stays out: --preflight failed", ends[1 - bad][2])
+
+    def test_a_job_without_any_fit_node_ends_on_all(self):
+        jobs = [self.node("--nnodes=2", "--last-call=1", "--preflight-timeout=5", f"--preflight=echo broken {i}; exit 3", host=i == 0)
+                for i in range(2)]
+        ends = [self.end_of(job) for job in jobs]
+        self.assertEqual([(code, out) for code, out, _ in ends], [(125, "")] * 2, ends)
+        for i in range(2):
+            self.assertIn(f"stays out: --preflight failed: exit code 3: broken {i}", ends[0][2])
+
+    def test_a_node_that_stays_out_does_not_wait_for_its_modules(self):
+        (self.folder / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+        (self.folder / "train.py").touch()
+        jobs = [self.node("--nnodes=2", *(["--preload=./slow.py"] if i else []), f"--preflight=[ {i} = 0 ]", host=i == 0,
+                          program=["train.py"]) for i in range(2)]
+        self.assertEqual([self.end_of(job)[0] for job in jobs], [125, 125])
+
+    def test_a_spare_is_checked_before_it_stands_by(self):
+        jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != 2 ]", host=i == 0) for i in range(3)]
+        ends = [self.end_of(job) for job in jobs]
+        self.assertEqual([code for code, _, _ in ends], [0, 0, 125], ends)
+        self.assertNotIn("standing by", ends[2][2])
+
+    def test_the_users_signal_to_an_unfit_node_with_the_coordinator_ends_the_job(self):
+        train = ["sh", "-c", "touch begun$RANK; exec sleep 1000"]
+        jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != 0 ]", host=i == 0, program=train) for i in range(3)]
+        wait_for(lambda: len(list(self.folder.glob("begun*"))) == 2)
+        jobs[0].send_signal(signal.SIGTERM)
+        ends = [self.end_of(job) for job in jobs]
+        self.assertEqual([code for code, _, _ in ends], [-signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGTERM], ends)
 
     def test_a_spare_takes_the_place_of_a_node_that_stays_out(self):
         for bad in (0, 1):  # the first one has the coordinator

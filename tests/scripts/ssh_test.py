@@ -224,6 +224,38 @@ class What(Hosts):
         self.assertEqual(sorted(lines), [f"[127.0.0.{i}:default0]:unfinished line" for i in (1, 2)])
 
 
+class Preflight(Hosts):
+    def test_a_host_that_stays_out_is_told_of_once_and_ends_the_job(self):
+        words = ["--preflight=echo no GPU $GROUP_RANK; [ $GROUP_RANK != 1 ]", "sleep", "1000"]
+        code, _, err = self.run_job(*words)
+        self.assertEqual(code, 125, err)
+        self.assertEqual(err.count("no GPU 1"), 1, err)
+        self.assertRegex(err, r"error: node 127.0.0.2.* stays out: --preflight failed: exit code 1: no GPU 1\n")
+        self.assert_nothing_is_left()
+
+    def test_the_other_hosts_are_waited_for(self):
+        words = ["--preflight=[ $GROUP_RANK != 1 ] && { [ $GROUP_RANK = 0 ] || sleep 2; echo no GPU $GROUP_RANK; [ $GROUP_RANK = 0 ]; }"]
+        code, _, err = self.run_job("--rdzv-endpoint=127.0.0.1", *words, "sleep", "1000", hosts="127.0.0.1,127.0.0.2,node3")
+        self.assertEqual(code, 125, err)
+        self.assertRegex(err, "error: node 127.0.0.2.* stays out: .*; node node3.* stays out: .*no GPU 2\n")
+        self.assert_nothing_is_left()
+
+    def test_a_spare_host_takes_the_place_of_one_that_stays_out(self):
+        fails_on_one = "--preflight=[ -n \"$SSH_CONNECTION\" ] && mkdir out && echo no GPU && exit 1; exit 0"
+        code, out, err = self.run_job("--spares=1", "--rdzv-endpoint=127.0.0.1", fails_on_one, "sh", "-c", "echo rank $RANK of $WORLD_SIZE",
+                                      hosts="127.0.0.1,127.0.0.2,node3")
+        self.assertEqual((code, sorted(out.splitlines())), (0, ["rank 0 of 2", "rank 1 of 2"]), err)
+        self.assertEqual(err.count("no GPU"), 1, err)
+        self.assertRegex(err, "warning: refused: node (127.0.0.2|node3) .*stays out: --preflight failed: exit code 1: no GPU\n")
+
+    def test_a_host_that_cannot_be_reached_meanwhile_is_no_failure_of_the_preflight(self):
+        code, _, err = self.run_job("--preflight=sleep 1000", "--rdzv-endpoint=127.0.0.1", "true", hosts="127.0.0.1,silent")
+        self.assertEqual(code, 125, err)
+        self.assertRegex(err, "error: silent: cannot start ddprun there: .*port 1: Connection refused")
+        self.assertNotIn("preflight", err)
+        self.assert_nothing_is_left()
+
+
 class Failures(Hosts):
     def assert_one_line(self, done, *, reason, code=125):
         self.assertEqual(done[0], code, done[2])

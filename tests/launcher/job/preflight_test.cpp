@@ -112,6 +112,47 @@ TEST_CASE("a job without enough fit nodes ends once all nodes have come, or soon
   }
 }
 
+TEST_CASE("a job waits for nodes whose preflight may still run", "[preflight][coordinator]") {
+  auto settings = job(3, 3);
+  settings.preflight_timeout = 120s;
+  CoordinatorRig rig(settings);
+  const auto a = rig.join("a");
+  rig.join(unfit(rig.wish("b")));
+  rig.pass(149s);
+  CHECK(rig.count<End>(a) == 0);
+  rig.pass(2s);
+  CHECK(rig.count<End>(a) == 1);
+}
+
+TEST_CASE("nodes that fail their preflight beside a running job do not end it", "[preflight][coordinator]") {
+  CoordinatorRig rig(job(2, 4, /*max_restarts=*/3));
+  const auto a = rig.join("a"), b = rig.join("b");
+  rig.pass(31s);
+  rig.obey();
+  REQUIRE(rig.count<Start>(a) == 1);
+  for (const char* name : {"c", "d", "e", "f"}) rig.join(unfit(rig.wish(name)));
+  rig.lose(b);
+  rig.obey();
+  rig.pass(300s);
+  CHECK(rig.count<End>(a) == 0);
+  rig.join("b");
+  rig.pass(1s);
+  rig.obey();
+  CHECK(rig.last<Start>(a).group_world_size == 2);
+}
+
+TEST_CASE("a spare without a node rank takes the place of an unfit node with one", "[preflight][coordinator]") {
+  auto settings = job(2, 2);
+  settings.spares = 1;
+  CoordinatorRig rig(settings);
+  const auto a = rig.join(rig.wish_of_rank("a", 0));
+  rig.join(unfit(rig.wish_of_rank("b", 1)));
+  const auto c = rig.join("c");
+  rig.obey();
+  CHECK(rig.last<Start>(a).group_rank == 0);
+  CHECK(rig.last<Start>(c).group_rank == 1);
+}
+
 TEST_CASE("an elastic job waits for unfit nodes that come again and are fit", "[preflight][coordinator]") {
   CoordinatorRig rig(job(3, 4));
   const auto a = rig.join("a");
