@@ -227,11 +227,12 @@ class What(Hosts):
 class Preflight(Hosts):
     def test_a_host_that_stays_out_is_told_of_once_and_ends_the_job(self):
         words = ["--preflight=echo no GPU $GROUP_RANK; [ $GROUP_RANK != 1 ]", "sleep", "1000"]
-        code, _, err = self.run_job(*words)
-        self.assertEqual(code, 125, err)
-        self.assertEqual(err.count("no GPU 1"), 1, err)
-        self.assertRegex(err, r"error: node 127.0.0.2.* stays out: --preflight failed: exit code 1: no GPU 1\n")
-        self.assert_nothing_is_left()
+        for hosts, bad, more in [("127.0.0.1,127.0.0.2", "127.0.0.2", ()), ("node2,node3", "node3", ("--rdzv-endpoint=127.0.0.2",))]:
+            code, _, err = self.run_job(*more, *words, hosts=hosts)
+            self.assertEqual(code, 125, err)
+            self.assertEqual(err.count("no GPU 1"), 1, err)
+            self.assertRegex(err, rf"error: node {bad}.* stays out: --preflight failed: exit code 1: no GPU 1\n")
+            self.assert_nothing_is_left()
 
     def test_the_other_hosts_are_waited_for(self):
         words = ["--preflight=[ $GROUP_RANK != 1 ] && { [ $GROUP_RANK = 0 ] || sleep 2; echo no GPU $GROUP_RANK; [ $GROUP_RANK = 0 ]; }"]

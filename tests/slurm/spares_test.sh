@@ -19,7 +19,7 @@ two_ready_since() { [ "$(find . -name 'ready.*' -newer "$1" | wc -l)" = 2 ]; }
 cat >node.sh <<'NODE'
 echo "$SLURMD_NODENAME" >"name.$SLURM_NODEID"
 echo $$ >"pid.$SLURM_NODEID"
-exec "$ddprun" --spares=1 --max-restarts=1 sh ./program.sh
+exec "$ddprun" --spares=1 --max-restarts=1 --preflight='[ $SLURM_NODEID != "$(cat bad)" ] || { echo "no GPU"; exit 1; }' sh ./program.sh
 NODE
 
 # train OUTPUT [salloc]: starts the job with sbatch, whose srun runs on the first node, or with salloc, whose srun runs here.
@@ -93,8 +93,40 @@ lost_first_node() {
   passed "the job goes on if its first node is lost"
 }
 
+# kept_out NODE CODE: its preflight fails, and the spare takes its place. If it has the coordinator, it ends with the job.
+kept_out() {
+  local rank
+  echo "$1" >bad
+  rm -f go ready.*
+  touch begin
+  submit --nodes=3 --no-kill --output="out$1.out" --wrap="srun --kill-on-bad-exit=0 sh ./node.sh"
+  until_true two_ready_since begin
+  touch go
+  expect_end "$([ "$2" = 0 ] && echo COMPLETED || echo FAILED)" "$2:0"
+  for rank in 0 1; do expect_line "out$1.out" "rank $rank of 2 on node [^$1]"; done
+  expect_line "out$1.out" "ddprun: warning: refused: node .* stays out: --preflight failed: exit code 1: no GPU"
+  echo none >bad
+  passed "a spare takes the place of node $1, which fails its preflight"
+}
+
+# Slurm kills the others as soon as the ddprun of an unfit node has ended with 125.
+killed_with_it() {
+  echo 1 >bad
+  submit --nodes=3 --no-kill --output=killed.out --wrap="srun --kill-on-bad-exit=1 sh ./node.sh"
+  until_true is_over
+  has JobState FAILED || fail "expected state FAILED"
+  nothing_left
+  expect_line killed.out "srun: .*Terminating StepId.*"
+  echo none >bad
+  passed "srun --kill-on-bad-exit ends the job with the node that stays out"
+}
+
+echo none >bad
 unneeded
 lost coordinator
 lost other
 lost_other_node
 lost_first_node
+kept_out 0 0
+kept_out 1 125
+killed_with_it
