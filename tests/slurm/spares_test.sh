@@ -123,10 +123,10 @@ killed_with_it() {
 
 echo none >bad
 unneeded
+kept_out 0 0
+kept_out 1 125
+killed_with_it
 lost coordinator
 lost other
 lost_other_node
 lost_first_node
-kept_out 0 0
-kept_out 1 125
-killed_with_it

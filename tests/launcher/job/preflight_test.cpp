@@ -141,7 +141,8 @@ TEST_CASE("nodes that fail their preflight beside a running job do not end it", 
   CHECK(rig.last<Start>(a).group_world_size == 2);
 }
 
-TEST_CASE("a spare without a node rank takes the place of an unfit node with one", "[preflight][coordinator]") {
+TEST_CASE("a spare without a node rank takes the place of an unfit node with one",
+          "[preflight][coordinator]") {
   auto settings = job(2, 2);
   settings.spares = 1;
   CoordinatorRig rig(settings);
