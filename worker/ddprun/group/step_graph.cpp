@@ -22,6 +22,9 @@ namespace {
 /// be captured. The reducer has its final buckets from the second step on.
 constexpr std::int64_t kFirst = 12, kTimed = 100;
 
+/// So many runs in a row with inputs of another shape, and the graph is of no more use.
+constexpr std::int64_t kOthers = 3;
+
 c10::Stream own_stream(at::Device device) {
   if (!device.is_cuda())
     throw std::invalid_argument("StepGraph: expected a group with GPUs, got one on the CPU");
@@ -47,7 +50,14 @@ StepGraph::~StepGraph() { cuda_plugin().synchronize(group_.device()); }
 bool StepGraph::takes(const Tensors& inputs) {
   const torch::NoGradGuard no_grad;
   const bool same = fits(inputs, inputs_);
-  if (refused_ || (replay_ && !same)) return false;
+  if (refused_) return false;
+  others_ = same ? 0 : others_ + 1;
+  if (replay_ && !same) {
+    if (others_ < kOthers) return false;  // an epoch's last batch
+    cuda_plugin().synchronize(group_.device());
+    replay_ = nullptr;
+    result_.reset();
+  }
   if (!same) {  // an epoch's last batch may come first
     inputs_.clear();
     for (const auto& input : inputs) inputs_.push_back(input.defined() ? at::empty_like(input) : input);

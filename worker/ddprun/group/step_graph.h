@@ -14,7 +14,8 @@
 namespace ddprun::ddp {
 
 /// Runs training steps on a GPU as a CUDA graph: after a few steps it captures one, and from then on the GPU
-/// repeats it on the same memory, started by a single call instead of one per kernel.
+/// repeats it on the same memory, started by a single call instead of one per kernel. If inputs of another
+/// shape come several times in a row, as when a training's images grow, a new step is captured for them.
 ///
 ///   ddp::StepGraph graph(group);     // before the module's DistributedDataParallel
 ///   ...
@@ -76,7 +77,8 @@ class StepGraph {
   bool required_, refused_ = false;
   c10::StreamGuard stream_;
   std::int64_t runs_ = 0;
-  Tensors inputs_;  // the graph's; before capture, shaped like the newest run's
+  Tensors inputs_;           // the graph's; before capture, shaped like the newest run's
+  std::int64_t others_ = 0;  // runs in a row with inputs of another shape than the graph's
   std::any result_;
   std::function<void()> replay_;  // null until captured
 };

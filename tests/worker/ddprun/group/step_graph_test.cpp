@@ -112,6 +112,39 @@ TEST_CASE("a user's step goes on wherever it threw in a capture, on one rank or 
   });
 }
 
+TEST_CASE("a graph is captured anew when the shape of the batches changes for good", "[step_graph]") {
+  const std::vector<std::int64_t> sizes = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 4, 6, 6, 6, 6, 6};
+  on_fake_gpus(2, [&](const ProcessGroup& group) {
+    const auto weights = [&](ddp::StepGraph* graph, int& calls) {
+      torch::manual_seed(3);
+      torch::nn::Linear model(6, 3);
+      model->to(group.device());
+      DistributedDataParallel parallel(*model, group);
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.125).momentum(0.5));
+      const auto step = [&](const std::vector<at::Tensor>& batch) {
+        ++calls;
+        parallel.zero_grad();
+        const auto loss = parallel.forward([&] { return model->forward(batch[0]).square().mean(); });
+        loss.backward();
+        optimizer.step();
+        return loss.detach();
+      };
+      torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
+      for (const auto size : sizes) {
+        const std::vector<at::Tensor> batch = {torch::randn({size, 6}).to(group.device())};
+        graph != nullptr ? graph->run(batch, step, [&] { parallel.abandon_step(); }) : step(batch);
+      }
+      return model->weight.detach().cpu();
+    };
+    int plain_calls = 0, calls = 0;
+    const auto expected = weights(nullptr, plain_calls);
+    ddp::StepGraph graph(group);
+    if (!torch::equal(weights(&graph, calls), expected)) throw std::runtime_error("other weights");
+    // The graph does the 13th, 15th and 20th; the one batch of 3 does not cost the first graph.
+    if (!graph.captured() || calls != 17) throw std::runtime_error("calls: " + std::to_string(calls));
+  });
+}
+
 TEST_CASE("a required graph that is refused ends with the reason, on every rank", "[step_graph]") {
   on_fake_gpus(2, [](const ProcessGroup& group) {
     ddp::StepGraph graph(group, /*required=*/true);
