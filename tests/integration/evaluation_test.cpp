@@ -117,6 +117,28 @@ TEST_CASE(
                    {"--val-split=0"})["set"] == "training");
 }
 
+TEST_CASE("the recipe for 94 % trains on images that grow, and its run is evaluated with mirrored ones",
+          "[training]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "data", 100, 20);
+  const auto run = dir.path() / "run";
+  const std::vector<std::string> data = {"--data=" + (dir.path() / "data").string(), "--precision=32"};
+  auto flags = data;
+  for (const char* flag : {"--recipe=94", "--epochs=3", "--batch-size=10"}) flags.emplace_back(flag);
+  train("cifar10", 2, run, flags);
+  const auto summary = read_summary(run);
+  CHECK(summary["steps"] == 15);
+  const auto evaluated = [&](const char* out, std::vector<std::string> more) {
+    more.insert(more.end(), data.begin(), data.end());
+    more.push_back("--eval=" + run.string());
+    Child child(training("cifar10", 0, dir.path() / out, more));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return nlohmann::json::parse(read_file(dir.path() / out / "evaluation.json"));
+  };
+  check_figures(evaluated("mirrored", {}), summary, "test", "acc");
+  CHECK(evaluated("plain", {"--test-time-flip=false"})["test_loss"] != summary["test_loss"]);
+}
+
 TEST_CASE("an evaluation refuses flags of a training's start, and files that do not fit", "[training]") {
   const TempDir dir;
   write_file_atomic(dir.path() / "a.pt", "nonsense");

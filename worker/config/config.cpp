@@ -15,6 +15,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/model/small_convolutions.h>
 #include <ddprun/train/state/checkpoint.h>
 #include "worker/config/kept_checkpoints.h"
 
@@ -242,8 +243,8 @@ void validate(const Config& config) {
 }
 
 /// How the model of a run was made, which its weights alone do not tell.
-constexpr std::array kOfTheModel = {"architecture", "image-size", "stem",
-                                    "dropout",      "loss",       "label-smoothing"};
+constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",          "dropout",
+                                    "loss",         "label-smoothing", "test-time-flip"};
 
 /// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
 /// the run's settings of the model and, for --eval, of the data and the seed that splits them.
@@ -376,6 +377,26 @@ void settle_precision(Config& config, at::Device device, int rank) {
              " becomes bf16-mixed on a CPU");
 }
 
+namespace {
+
+/// What --fast turns on where the CPU is fast at it.
+void use_fast_cpu(Config& config, int rank) {
+  auto& precision = config.train.precision.precision;
+  const bool amx = train::has_amx_bf16(),
+             classifies_images = config.task == "mnist" || config.task == "cifar10";
+  if (amx && classifies_images && !config.stated.contains("precision"))
+    precision = train::Precision::kBf16Mixed;
+  const bool bf16 = precision != train::Precision::k32;
+  if (amx && bf16) train::compute_small_convolutions_as_products();
+  config.train.config_json = to_json(config);
+  if (rank == 0)
+    log_info(std::string("--fast, on a CPU with") + (amx ? "" : "out") +
+             " AMX: " + (bf16 ? "bf16-mixed" : "32 bits") + ", channels-last" +
+             (amx && bf16 ? ", small convolutions as products of matrices" : ""));
+}
+
+}  // namespace
+
 bool is_for_cpu(const Config& config) {
   return config.device == ddp::DeviceChoice::kCpu ||
          (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
@@ -387,6 +408,7 @@ at::Device set_up_device(Config& config, const WorkerEnv& env) {
   if (on_gpu) config.train.gpu_uuid = chosen.id, config.train.device_name = chosen.name;
   if (on_gpu && config.fast && !config.stated.contains("cuda-graph"))
     config.train.cuda_graph = train::GraphChoice::kAuto;
+  if (!on_gpu && config.fast) use_fast_cpu(config, env.rank);
   settle_precision(config, chosen.device, env.rank);
   if (config.backend == ddp::BackendChoice::kNccl && !on_gpu)
     throw UsageError(

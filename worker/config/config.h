@@ -33,6 +33,9 @@ struct Config {
     double val_split = 0;      ///< fraction of the training set held out for validation; 0: none
     bool val_on_test = false;  ///< validate on the test set instead
     bool augment = true;
+    std::int64_t crop_size = 0;  ///< side of the random crops; 0: the image's
+    std::int64_t crop_padding = 4;
+    std::string image_sizes;  ///< progressive resizing, as data::parse_image_sizes() reads it; empty: none
   } data;
 
   struct Model {
@@ -42,6 +45,7 @@ struct Config {
     std::string loss = "mse";
     std::string stem = "imagenet";
     double label_smoothing = 0;
+    bool test_time_flip = false;  ///< evaluation averages the scores of an image and its mirror image
   } model;
 
   struct Sam {
@@ -60,6 +64,7 @@ struct Config {
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
   bool estimate = false;         ///< measure ten steps and estimate how long a run would take
+  std::string recipe = "none";   ///< settings that reach a known accuracy
   bool fast = false;             ///< settings that make training faster without losing accuracy
   bool recover_on_gpu = false;   ///< under --recover=rank, also continue in place on GPUs
   bool deterministic = false;    ///< use only algorithms whose results repeat bit for bit

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/data/image_dataset.h>
 #include <ddprun/train/state/checkpoint_policy.h>
 
 namespace ddprun::worker {
@@ -76,6 +77,22 @@ Setting betas(double& first, double& second) {
   return setting;
 }
 
+Setting image_sizes(std::string& target) {
+  const auto parse = [](const std::string& text) {
+    return data::parse_image_sizes(text) ? std::optional(text) : std::nullopt;
+  };
+  auto setting =
+      settings::parsed("image-sizes", target, parse,
+                       "sides in pixels with their shares of the epochs, such as 14:0.5,21:0.35,28",
+                       "progressive resizing: train on smaller images first, SIDE:SHARE of the epochs")
+          .such_as("14:0.5,21:0.35,28")
+          .type("SIDE:SHARE,...")
+          .only({"cifar10"});
+  setting.kind = Setting::Kind::kText;
+  setting.get = [&target] { return target.empty() ? std::nullopt : std::optional<Value>(target); };
+  return setting;
+}
+
 /// Rejects an invalid pattern before the training begins, not at its first checkpoint.
 Setting checkpoint_pattern(std::string& target) {
   auto setting = settings::text("checkpoint-name", target,
@@ -142,6 +159,14 @@ Settings data_settings(Config& config) {
       boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
           .only({"cifar10"}),
       negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
+      integer("crop-padding", data.crop_padding, 0, 1000,
+              "zeros around an image before its random crop, in pixels")
+          .only({"cifar10"}),
+      integer("crop-size", data.crop_size, 1, 4096,
+              "side of the random crops in pixels (default: the image's)")
+          .such_as("28")
+          .only({"cifar10"}),
+      image_sizes(data.image_sizes),
       negated("augment", data.augment, "do not turn, mirror and brighten images at random").only({"sam"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
               "threads that prepare batches; 0: the training thread prepares them"),
@@ -200,6 +225,9 @@ Settings model_settings(Config& config) {
       number("label-smoothing", model.label_smoothing, {0, 1, false, "a fraction from 0 to 1"},
              "spread this fraction of the target over all classes")
           .only({"cifar10"}),
+      boolean("test-time-flip", model.test_time_flip,
+              "evaluate with the mean of the scores of an image and its mirror image")
+          .only({"cifar10"}),
   };
 }
 
@@ -218,6 +246,7 @@ Settings optim_settings(Config& config) {
                             "how gradients change the weights"),
       number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"},
              "momentum of --optimizer=sgd"),
+      boolean("nesterov", optim.optimizer.nesterov, "Nesterov's momentum for --optimizer=sgd"),
       betas(optim.optimizer.beta1, optim.optimizer.beta2),
       number("weight-decay", optim.optimizer.weight_decay, from_zero(),
              "weight decay (default: adamw 0.01, else 0)")
@@ -248,6 +277,11 @@ Settings optim_settings(Config& config) {
              "--lr-schedule=step or plateau: multiply the learning rate by this"),
       integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
               "--lr-schedule=plateau: epochs without improvement of --monitor before the rate falls"),
+      number("pct-start", optim.pct_start, {0, 1, true, "a fraction above 0, 1 at most"},
+             "--lr-schedule=one-cycle: fraction of the run in which the learning rate rises"),
+      choice<bool>("anneal-strategy", optim.linear, {{"cos", false}, {"linear", true}},
+                   "--lr-schedule=one-cycle: how the learning rate rises and falls"),
+      negated("cycle-momentum", optim.cycle_momentum, "--lr-schedule=one-cycle: leave the momentum as it is"),
       integer("warmup-steps", optim.warmup_steps, 0, kMaxInt,
               "raise the learning rate linearly over the first N optimizer steps"),
       number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit"),
@@ -346,6 +380,9 @@ Settings precision_settings(Config& config) {
               "store images channels-last, which may speed up convolutions"),
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
              "precision of float32 matrix products; high: TF32 on a GPU, medium: bf16"),
+      choice("recipe", config.recipe, {"none", "94"},
+             "94: the settings that reach 94 % of the test images, other flags win over it")
+          .only({"cifar10"}),
       boolean("fast", config.fast,
               "turn on what is often faster and no less accurate: --channels-last, --cudnn-benchmark, and on "
               "a GPU "

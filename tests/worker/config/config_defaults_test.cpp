@@ -106,6 +106,23 @@ TEST_CASE("every default of a task is in its file, and what is given in its plac
   }
 }
 
+TEST_CASE("a recipe is a set of defaults, which give way to what is given", "[config]") {
+  const auto recipe = parse({"cifar10", "--recipe=94", "--epochs=3", "--lr=0.5"});
+  CHECK(recipe.train.epochs == 3);
+  CHECK(recipe.train.optim.optimizer.lr == 0.5);
+  CHECK(recipe.train.optim.optimizer.nesterov);
+  CHECK(recipe.train.batch_size == 256);  // of all ranks: there is one
+  CHECK(recipe.model.stem == "cifar");
+  CHECK(recipe.data.image_sizes == "14:0.5,21:0.35,28:0.15");
+  CHECK(recipe.train.precision.channels_last);  // --fast
+  CHECK(parse({"cifar10", "--recipe=none"}).data.image_sizes.empty());
+  CHECK_THROWS_WITH(
+      parse({"cifar10", "--image-sizes=14:0.5,28:0.6"}),
+      ContainsSubstring("--image-sizes: expected sides in pixels with their shares of the epochs") &&
+          ContainsSubstring("got '14:0.5,28:0.6'"));
+  CHECK_THROWS_WITH(parse({"mnist", "--recipe=94"}), ContainsSubstring("recipe"));
+}
+
 TEST_CASE("what is off by 0 is off", "[config]") {
   const auto config = parse({"cifar10", "--clip-norm=0", "--val-split=0", "--patience=0"});
   CHECK(config.train.optim.clip_norm == 0);

@@ -3,8 +3,13 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
+#include <set>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
+#include <torch/nn/functional/upsampling.h>
 #include <torch/types.h>
 
 #include <ddprun/data/dataset.h>
@@ -76,13 +81,13 @@ TEST_CASE("transform equals torchvision's flip, crop, ToTensor and Normalize to 
     const auto image = golden_image(channels, height, width);
 
     std::vector<float> out(image.size());
-    ImageTransform(options).apply(image.data(), height, width, augmentation, out.data());
+    ImageTransform(options).apply(image.data(), height, width, &augmentation, out.data());
     for (std::size_t i = 0; i < 4; ++i) CHECK(out[i] == golden["first"][i].get<float>());
     CHECK(crc_of(out.data(), out.size()) == golden["crc"].get<unsigned long>());
 
     options.channels_last = true;
     std::vector<float> last(image.size());
-    ImageTransform(options).apply(image.data(), height, width, augmentation, last.data());
+    ImageTransform(options).apply(image.data(), height, width, &augmentation, last.data());
     const auto planes =
         torch::from_blob(last.data(), {height, width, channels}).permute({2, 0, 1}).contiguous();
     CHECK(crc_of(planes.const_data_ptr<float>(), out.size()) == golden["crc"].get<unsigned long>());
@@ -93,14 +98,14 @@ TEST_CASE("transform without augmentation only normalises", "[image_transform]")
   const auto image = golden_image(3, 6, 5);
   const ImageTransform transform(augmented(1));
   std::vector<float> out(image.size());
-  transform.apply(image.data(), 6, 5, transform.none(), out.data());
+  transform.apply(image.data(), 6, 5, nullptr, out.data());
   const auto expected = torch::tensor(image, torch::kUInt8).to(torch::kFloat32).div(255).sub(.5f).div(.25f);
   CHECK(torch::equal(torch::tensor(out), expected));
 }
 
 TEST_CASE("augmentation is Philox4x32-10 of seed, epoch and index", "[image_transform]") {
   // The first known answer of Random123: counter and key 0 give 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
-  const auto drawn = ImageTransform(augmented(0)).draw(0, 0);
+  const auto drawn = ImageTransform(augmented(0)).draw(0, 0, 6, 5);
   CHECK_FALSE(drawn.flip);
   CHECK(drawn.top == static_cast<int>((std::uint64_t{0xe169c58d} * 9) >> 32));
   CHECK(drawn.left == static_cast<int>((std::uint64_t{0xbc57ac4c} * 9) >> 32));
@@ -112,7 +117,7 @@ TEST_CASE("augmentation is uniform over images, epochs and seeds", "[image_trans
   int before = 0;
   for (int i = 0; i < 20000; ++i) {
     const ImageTransform transform(augmented(which == 2 ? static_cast<std::uint64_t>(i) : 5));
-    const auto drawn = transform.draw(which == 1 ? i : 3, which == 0 ? i : 17);
+    const auto drawn = transform.draw(which == 1 ? i : 3, which == 0 ? i : 17, 6, 5);
     ++windows[static_cast<std::size_t>(9 * drawn.top + drawn.left)];
     ++flips[drawn.flip ? 1 : 0];
     ++pairs[static_cast<std::size_t>(9 * before + drawn.top)];  // of neighbours: independent
@@ -130,7 +135,7 @@ TEST_CASE("what is not asked for is not done", "[image_transform]") {
   options.padding = 0;
   const ImageTransform transform(options);
   for (int i = 0; i < 100; ++i) {
-    const auto drawn = transform.draw(i, i);
+    const auto drawn = transform.draw(i, i, 6, 5);
     CHECK_FALSE(drawn.flip);
     CHECK(drawn.top == 0);
     CHECK(drawn.left == 0);
@@ -181,6 +186,69 @@ TEST_CASE("a batch that is finished on its device has the same values to the las
   }
 }
 
+TEST_CASE("a crop is a window of the padded image, the same on its device", "[image_transform]") {
+  for (const int padding : {0, 2}) {
+    ImageTransform::Options options{.mean = {.5f}, .std = {.25f}, .padding = padding, .crop = 4, .seed = 1};
+    const auto pixels = torch::arange(1, 51).view({1, 1, 5, 10}).to(torch::kUInt8);
+    const ImageDataset images(
+        {pixels.expand({1000, 1, 5, 10}).contiguous(), torch::zeros({1000}, torch::kInt64)},
+        ImageTransform(options));
+    std::vector<std::int64_t> all(1000);
+    std::iota(all.begin(), all.end(), 0);
+    CHECK(images.get_batch({0}).input.sizes() == at::IntArrayRef({1, 1, 5, 10}));
+    const auto batch = images.get_epoch_batch(all, 0);
+    CHECK(torch::equal(images.prepare(images.get_raw_batch(all, 0)).input, batch.input));
+    std::set<std::string> seen;
+    const auto padded = torch::constant_pad_nd(pixels, {padding, padding, padding, padding})
+                            .to(torch::kFloat32)
+                            .div(255)
+                            .sub(.5f)
+                            .div(.25f);
+    for (const auto index : all) {
+      const auto drawn = ImageTransform(options).draw(0, index, 5, 10);
+      CHECK(torch::equal(batch.input[index],
+                         padded[0].slice(1, drawn.top, drawn.top + 4).slice(2, drawn.left, drawn.left + 4)));
+      seen.insert(std::to_string(drawn.top) + "," + std::to_string(drawn.left));
+    }
+    CHECK(seen.size() == static_cast<std::size_t>((2 + 2 * padding) * (7 + 2 * padding)));
+  }
+}
+
+TEST_CASE("images grow with the epochs, and validation sees them whole", "[image_transform]") {
+  CHECK_FALSE(parse_image_sizes(""));
+  for (const auto* text :
+       {"0:1", "14:0.5", "14:0.6,28:0.5", "14:x,28", "14:0,28", "14:1,28", "14:0.5,,28", "a", "14:nan,28"})
+    CHECK_FALSE(parse_image_sizes(text));
+  const auto sizes = parse_image_sizes("3:0.5,4:0.35,6");
+  REQUIRE(sizes);
+  for (const bool channels_last : {false, true}) {
+    const auto whole = std::make_shared<ImageDataset>(numbered_images(2, channels_last));
+    const ProgressiveResizing growing(whole, *sizes, 28);
+    std::string sides;
+    for (const std::int64_t epoch : {0, 13, 14, 23, 24, 27, 99}) sides += std::to_string(growing.side(epoch));
+    CHECK(sides == "3344666");
+    for (const std::int64_t epoch : {0, 14, 24}) {
+      const auto batch = growing.get_epoch_batch({5, 9}, epoch),
+                 expected = whole->get_epoch_batch({5, 9}, epoch);
+      const auto raw = growing.prepare(growing.get_raw_batch({5, 9}, epoch));
+      CHECK(torch::equal(raw.input, batch.input));
+      CHECK(raw.extra.empty());
+      CHECK(batch.input.is_contiguous(channels_last ? at::MemoryFormat::ChannelsLast
+                                                    : at::MemoryFormat::Contiguous));
+      CHECK(torch::equal(batch.target, expected.target));
+      const auto side = growing.side(epoch);
+      const auto scaled =
+          torch::nn::functional::interpolate(expected.input, torch::nn::functional::InterpolateFuncOptions()
+                                                                 .size(std::vector<std::int64_t>{side, side})
+                                                                 .mode(torch::kBilinear)
+                                                                 .align_corners(false)
+                                                                 .antialias(true));
+      CHECK(torch::allclose(batch.input, scaled));
+    }
+    CHECK(torch::equal(growing.get_batch({5}).input, whole->get_batch({5}).input));
+  }
+}
+
 TEST_CASE("channels-last batches hold the same values", "[image_transform]") {
   const std::vector<std::int64_t> indices = {5, 599, 0, 5};
   const auto planes = numbered_images(2).get_epoch_batch(indices, 1).input;
@@ -209,10 +277,14 @@ TEST_CASE("transform and image dataset refuse what does not fit", "[image_transf
   CHECK_THROWS_AS(ImageTransform({.mean = {0.f}, .std = {0.f}}), std::invalid_argument);
   CHECK_THROWS_AS(ImageTransform({.mean = {0.f}, .std = {NAN}}), std::invalid_argument);
   CHECK_THROWS_AS(ImageTransform({.mean = {0.f}, .std = {1.f}, .padding = -1}), std::invalid_argument);
+  CHECK_THROWS_AS(ImageTransform({.mean = {0.f}, .std = {1.f}, .crop = -1}), std::invalid_argument);
   const ImageTransform grey({.mean = {0.f}, .std = {1.f}});
   const auto pixels = torch::zeros({2, 1, 4, 4}, torch::kUInt8);
   const auto labels = torch::zeros({2}, torch::kInt64);
   CHECK_NOTHROW(ImageDataset({pixels, labels}, grey));
+  CHECK_THROWS_WITH(
+      ImageDataset({pixels, labels}, ImageTransform({.mean = {0.f}, .std = {1.f}, .padding = 1, .crop = 7})),
+      "ImageTransform: expected crops of at most 6 pixels, got 7");
   CHECK_THROWS_AS(ImageDataset({pixels[0], labels}, grey), std::invalid_argument);
   CHECK_THROWS_AS(ImageDataset({pixels.to(torch::kFloat32), labels}, grey), std::invalid_argument);
   CHECK_THROWS_AS(ImageDataset({pixels.transpose(2, 3).slice(2, 1), labels}, grey), std::invalid_argument);

@@ -117,9 +117,8 @@ std::string graph_obstacle(const Run& run) {
            {parallel.fsdp, "--fsdp"},
            {parallel.nan_check, "--nan-check"},
            {!ddp::ModelTensors(*run.task.module).sparse.empty(), "sparse gradients"},
-           {options.optim.schedule == LrScheduleKind::kOneCycle &&
-                options.optim.optimizer.kind != OptimizerKind::kAdadelta,
-            "--lr-schedule=one-cycle, which changes the momentum too"},
+           {options.optim.changes_momentum(),
+            "--lr-schedule=one-cycle, which changes the momentum too (--no-cycle-momentum)"},
            {!alone && run.group.device().is_cuda() && run.group.backend() != "nccl", "--backend=gloo"},
            {!alone && parallel.zero1, "--zero1"},
            {!alone && parallel.join, "--join"},

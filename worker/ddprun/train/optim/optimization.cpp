@@ -29,7 +29,8 @@ bool same_schedule(const OptimOptions& a, const OptimOptions& b) {
   const auto all = [](const OptimOptions& options) {
     const bool plateau = options.schedule == LrScheduleKind::kPlateau;
     return std::tuple(options.schedule, options.schedule_per_step, options.t_max, options.step_size,
-                      plateau ? 0.0 : options.gamma, options.warmup_steps);
+                      plateau ? 0.0 : options.gamma, options.warmup_steps, options.pct_start, options.linear,
+                      options.cycle_momentum);
   };
   return all(a) == all(b);
 }
@@ -54,7 +55,9 @@ LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const
   schedule.cosine.t_max = options.t_max > 0 ? units_now(options.t_max) : whole;
   schedule.one_cycle.max_lr = lr;
   schedule.one_cycle.total_steps = whole;
-  schedule.one_cycle.cycle_momentum = options.optimizer.kind != OptimizerKind::kAdadelta;
+  schedule.one_cycle.pct_start = options.pct_start;
+  schedule.one_cycle.linear = options.linear;
+  schedule.one_cycle.cycle_momentum = options.changes_momentum();
   schedule.plateau.mode = mode;
   schedule.plateau.factor = options.gamma;
   schedule.plateau.patience = options.plateau_patience;

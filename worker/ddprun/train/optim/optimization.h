@@ -76,11 +76,20 @@ struct OptimOptions {
   std::int64_t step_size = 1;      ///< step: units between two changes
   double gamma = 0.1;              ///< step, plateau: factor on the learning rate
   std::int64_t plateau_patience = 10;
+  double pct_start = 0.3;      ///< one-cycle: the fraction of the run in which the learning rate rises
+  bool linear = false;         ///< one-cycle: anneal_strategy
+  bool cycle_momentum = true;  ///< one-cycle: the momentum falls while the learning rate rises
   std::int64_t warmup_steps = 0;
   bool scale_lr = false;  ///< learning rate x ranks
   double clip_norm = 0;   ///< 0: no clipping
   double clip_value = 0;
   double ema = 0;  ///< decay of the averaged weights; 0: no averages
+
+  /// Whether the schedule changes the momentum as well as the learning rate.
+  bool changes_momentum() const {
+    return schedule == LrScheduleKind::kOneCycle && cycle_momentum &&
+           optimizer.kind != OptimizerKind::kAdadelta;
+  }
 };
 
 /// The length of a run, for schedules.
