@@ -21,6 +21,7 @@
 #include <ddprun/group/local_address.h>
 #include <ddprun/group/store.h>
 #include <ddprun/run/run_worker.h>
+#include <ddprun/train/model/cpu_abilities.h>
 #include "worker/config/config.h"
 
 namespace ddprun::worker {
@@ -81,7 +82,10 @@ void show_rank(EnvReport& report, const ddp::RankDevice& device, const ddp::Cuda
     add("local rank",
         of(env.local_rank, env.local_world_size) + " on node " + of(env.group_rank, env.group_world_size));
   }
-  add("CPUs", std::to_string(std::thread::hardware_concurrency()));
+  const auto abilities = train::cpu_abilities();
+  const std::vector<std::string> names(abilities.begin(), abilities.end());
+  add("CPUs", std::to_string(std::thread::hardware_concurrency()) +
+                  (names.empty() ? "" : " with " + joined(names, ", ")));
   std::string gpus = driver.gpus.empty() ? "none: " + driver.problem : "";
   for (const auto& gpu : driver.gpus)
     gpus += (gpus.empty() ? "" : ", ") + gpu.name + " " + std::to_string(gpu.memory_bytes >> 20) + " MiB";

@@ -15,6 +15,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/model/cpu_abilities.h>
 #include <ddprun/train/model/small_convolutions.h>
 #include <ddprun/train/state/checkpoint.h>
 #include "worker/config/kept_checkpoints.h"
@@ -382,7 +383,7 @@ namespace {
 /// What --fast turns on where the CPU is fast at it.
 void use_fast_cpu(Config& config, int rank) {
   auto& precision = config.train.precision.precision;
-  const bool amx = train::has_amx_bf16(),
+  const bool amx = train::cpu_abilities().contains("amx_bf16"),
              classifies_images = config.task == "mnist" || config.task == "cifar10";
   if (amx && classifies_images && !config.stated.contains("precision"))
     precision = train::Precision::kBf16Mixed;

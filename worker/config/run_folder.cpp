@@ -28,6 +28,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/train/loop/resume.h>
+#include <ddprun/train/model/cpu_abilities.h>
 #include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::worker {
@@ -57,13 +58,7 @@ void write_text(train::RunFolder& folder, const std::string& name, const std::st
 
 /// In hardware, which is what makes bf16-mixed worthwhile: AVX512-BF16, AMX, or Arm's.
 bool cpu_has_bf16() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("flags") || line.starts_with("Features"))
-      return std::ranges::any_of(split(line, ' '), [](const auto& word) {
-        return word == "avx512_bf16" || word == "amx_bf16" || word == "bf16";
-      });
-  return false;
+  return std::ranges::any_of(train::cpu_abilities(), [](const auto& name) { return name.ends_with("bf16"); });
 }
 
 std::string shell_word(const std::string& word) {

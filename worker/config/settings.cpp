@@ -383,10 +383,10 @@ Settings precision_settings(Config& config) {
       choice("recipe", config.recipe, {"none", "94"},
              "94: the settings that reach 94 % of the test images, other flags win over it")
           .only({"cifar10"}),
-      boolean("fast", config.fast,
-              "turn on what is often faster and no less accurate: --channels-last, --cudnn-benchmark, and on "
-              "a GPU "
-              "--cuda-graph=auto"),
+      boolean(
+          "fast", config.fast,
+          "turn on what is often faster and no less accurate: --channels-last, on a GPU --cudnn-benchmark "
+          "and --cuda-graph=auto, on a CPU with AMX bf16-mixed for mnist and cifar10"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
       choice<GraphChoice>(

@@ -126,8 +126,6 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
 
 }  // namespace
 
-bool has_amx_bf16() { return __builtin_cpu_supports("amx-bf16") != 0; }
-
 void compute_small_convolutions_as_products() {
   static torch::Library* library = nullptr;  // until the process ends: other threads may be computing then
   if (library != nullptr) return;

@@ -2,9 +2,6 @@
 
 namespace ddprun::train {
 
-/// Whether the CPU multiplies bfloat16 matrices in tiles (Intel AMX), which is many times as fast as float32.
-bool has_amx_bf16();
-
 /// From here on, this process computes bfloat16 convolutions of small images (at most 8 x 8 after it, such as
 /// in a ResNet's last layers) on the CPU as products of matrices: im2col and one at::mm. There oneDNN 3.10
 /// takes up to 10 times as long, above all for the gradient of the weights. Applies to channels-last tensors
