@@ -23,10 +23,12 @@ bool may_lose_hosts(const NodesOptions& nodes) { return nodes.elastic() || nodes
 }  // namespace
 
 asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, NodeConnections& connections,
-                                                asio::awaitable<RunResult> work) {
+                                                asio::awaitable<RunResult> work, JobRecord& record) {
   Timer late(job.io);
   bool never_started = false, over = false;
+  std::optional<int> first_code;  // of the first host, which has the coordinator
   hosts.start(job.events, [&](const RemoteHosts::Ended& ended) {
+    if (ended.host == 0) first_code = ended.exit_code;
     if (ended.exit_code == 0 || over) return;
     if (may_lose_hosts(job.options.nodes)) return log_warning(ended.reason);
     never_started |= !ended.started;
@@ -51,8 +53,18 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
   }
   over = true;
   late.cancel();
-  co_await hosts.finish(job.events, never_started || thrown);
+  using Patience = RemoteHosts::Patience;
+  const bool goes_on_without_this = !thrown && !job.unfit.empty() && may_lose_hosts(job.options.nodes) &&
+                                    job.options.hosts.own != 0U && job.events.end_signals() == 0;
+  if (goes_on_without_this)
+    co_await hosts.finish(job.events, Patience::kWholeTraining);
+  else
+    co_await hosts.finish(job.events, never_started || thrown ? Patience::kNone : Patience::kWorkersEnd);
   if (thrown) std::rethrow_exception(thrown);
+  if (goes_on_without_this && first_code) {
+    result = RunResult{*first_code, std::nullopt};
+    if (*first_code == 0) record.outcome = AllSucceeded{};
+  }
   co_return result;
 }
 
@@ -90,7 +102,7 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
         "received " + signal_name(*signal) +
         ": passed it on to all hosts; a second signal kills their workers, a third one ends the wait");
   }
-  co_await hosts.finish(events, /*at_once=*/true);
+  co_await hosts.finish(events, RemoteHosts::Patience::kNone);
   while (events.end_signals() < 2)
     if (co_await console.drain(LoopClock::now() + std::chrono::milliseconds(100))) break;
   if (signal) {

@@ -418,7 +418,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   std::optional<RemoteHosts> hosts;
   if (options.hosts.starts()) {
     hosts.emplace(io, guard, console, options, environment);
-    work = supervise_with_hosts(job, *hosts, connections, std::move(work));
+    work = supervise_with_hosts(job, *hosts, connections, std::move(work), record);
   }
   const RunResult result = run_loop(io, events, with_all_output(job, std::move(work)));
   preload.reset();

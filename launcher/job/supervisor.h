@@ -52,10 +52,13 @@ boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& conn
 
 /// This node's part of a job with --hosts, beside the ddpruns that it starts on the other hosts.
 ///
+/// If the job goes on without this host, which stays out, it waits for the job's end and has its exit code.
+///
 /// work    throws as its own does
 boost::asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts,
                                                        NodeConnections& connections,
-                                                       boost::asio::awaitable<RunResult> work);
+                                                       boost::asio::awaitable<RunResult> work,
+                                                       JobRecord& record);
 
 /// A job with --hosts, none of which is this one: waits for those that it starts. The first one's exit code
 /// is the job's, or else that of the first one that fails.

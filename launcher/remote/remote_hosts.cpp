@@ -289,14 +289,16 @@ bool RemoteHosts::all_ended() const {
   return waiting_.empty() && std::ranges::all_of(connections_, [](const auto& one) { return one->ended(); });
 }
 
-asio::awaitable<void> RemoteHosts::finish(JobEvents& events, bool at_once) {
-  const auto patience = options_.shutdown_timeout + kEndPatience;
-  hang_up_starting();
-  const auto hang_up_at = LoopClock::now() + (at_once ? std::chrono::milliseconds(0) : patience);
-  const auto kill_at = hang_up_at + patience;
+asio::awaitable<void> RemoteHosts::finish(JobEvents& events, Patience patience) {
+  const auto workers_end = options_.shutdown_timeout + kEndPatience;
+  const bool goes_on = patience == Patience::kWholeTraining;
+  if (!goes_on) hang_up_starting();
+  const auto hang_up_at =
+      LoopClock::now() + (patience == Patience::kNone ? std::chrono::milliseconds(0) : workers_end);
+  const auto kill_at = hang_up_at + workers_end;
   while (!all_ended()) {
-    if (LoopClock::now() >= hang_up_at) hang_up();
-    if (LoopClock::now() >= kill_at || events.end_signals() > 2) {
+    if (!goes_on && LoopClock::now() >= hang_up_at) hang_up();
+    if ((!goes_on && LoopClock::now() >= kill_at) || events.end_signals() > 2) {
       std::vector<std::string> names;
       for (const auto& connection : connections_)
         if (!connection->ended()) names.push_back(connection->name());

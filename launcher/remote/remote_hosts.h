@@ -49,11 +49,15 @@ class RemoteHosts {
 
   bool all_ended() const;
 
-  /// Waits until all have ended and their output is on the console: for as long as workers may take to end,
-  /// then hangs up, and at last, or at the user's third signal, kills what is left of ssh.
-  ///
-  /// at_once  hangs up before it waits
-  boost::asio::awaitable<void> finish(JobEvents& events, bool at_once);
+  enum class Patience {
+    kNone,           ///< hangs up before it waits
+    kWorkersEnd,     ///< hangs up when workers have had their time to end
+    kWholeTraining,  ///< never hangs up: the job goes on there
+  };
+
+  /// Waits until all have ended and their output is on the console; after hanging up it waits for as long as
+  /// workers may take to end. Then, or at the user's third signal, it kills what is left of ssh.
+  boost::asio::awaitable<void> finish(JobEvents& events, Patience patience);
 
   /// For --dry-run: what would be run for each host, and the names of the variables.
   static std::string describe(const Options& options, const std::vector<std::string>& environment);

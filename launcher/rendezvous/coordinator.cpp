@@ -333,6 +333,7 @@ void Coordinator::form(Time now) {
 /// Whether the job cannot begin, since too many nodes have failed their preflight. The others are to learn
 /// it, so it waits for those that have not come yet, as long as their preflight may take.
 bool Coordinator::lacks_fit_nodes(Time now) {
+  if (has_started()) return false;  // it may wait for others that take a lost one's place
   const std::size_t places = max_nodes() + static_cast<std::size_t>(settings_.spares);
   if (unfit_.size() + static_cast<std::size_t>(settings_.min_nodes) <= places) {
     unfit_end_.reset();

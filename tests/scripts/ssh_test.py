@@ -249,6 +249,15 @@ class Preflight(Hosts):
         self.assertEqual(err.count("no GPU"), 1, err)
         self.assertRegex(err, "warning: refused: node (127.0.0.2|node3) .*stays out: --preflight failed: exit code 1: no GPU\n")
 
+    def test_the_job_goes_on_without_the_host_where_it_is_typed(self):
+        for code in (0, 5):
+            got, out, err = self.run_job("--rdzv-endpoint=127.0.0.2", "--spares=1", "--shutdown-timeout=1", '--preflight=test -n "$SSH_CONNECTION"', "sh", "-c",
+                                         f"sleep 1; echo rank $RANK; exit {code}", hosts="node2,127.0.0.1,node3")
+            self.assertEqual(got, code, err)
+            self.assertEqual(sorted(out.splitlines())[:1], ["rank 0"], err)
+            self.assertIn("--preflight failed: exit code 1", err)
+            self.assert_nothing_is_left()
+
     def test_a_host_that_cannot_be_reached_meanwhile_is_no_failure_of_the_preflight(self):
         code, _, err = self.run_job("--preflight=sleep 1000", "--rdzv-endpoint=127.0.0.1", "true", hosts="127.0.0.1,silent")
         self.assertEqual(code, 125, err)
