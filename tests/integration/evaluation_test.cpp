@@ -130,9 +130,11 @@ TEST_CASE("the recipe for 94 % trains on images that grow, and its run is evalua
   CHECK(summary["steps"] == 15);
   const auto evaluated = [&](const char* out, std::vector<std::string> more) {
     more.insert(more.end(), data.begin(), data.end());
+    more.push_back("--fast");
     more.push_back("--eval=" + run.string());
     Child child(training("cifar10", 0, dir.path() / out, more));
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    CHECK_THAT(child.err(), ContainsSubstring("--fast, on a CPU with") && ContainsSubstring(" AMX: 32 bits"));
     return nlohmann::json::parse(read_file(dir.path() / out / "evaluation.json"));
   };
   check_figures(evaluated("mirrored", {}), summary, "test", "acc");

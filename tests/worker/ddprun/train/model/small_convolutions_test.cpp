@@ -4,8 +4,11 @@
 #include <torch/nn/functional/conv.h>
 #include <torch/types.h>
 
+#include <string>
 #include <vector>
 
+#include <ddprun/common/files.h>
+#include <ddprun/train/model/cpu_abilities.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
@@ -36,6 +39,13 @@ double distance(const torch::Tensor& a, const torch::Tensor& b) {
 }
 
 }  // namespace
+
+TEST_CASE("what the CPU is fast at is what the kernel says", "[small_convolutions]") {
+  const auto abilities = train::cpu_abilities();
+  const auto cpuinfo = read_file("/proc/cpuinfo");
+  for (const std::string name : {"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
+    CHECK(abilities.contains(name) == (cpuinfo.find(" " + name) != std::string::npos));
+}
 
 TEST_CASE("small convolutions as products of matrices are as exact as oneDNN's", "[small_convolutions]") {
   const std::vector<Shape> shapes = {{512, 512, 4, 3, 1, 1}, {512, 512, 1, 3, 1, 1}, {256, 512, 7, 3, 2, 1},
