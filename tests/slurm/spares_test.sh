@@ -112,6 +112,7 @@ kept_out() {
 # Slurm kills the others as soon as the ddprun of an unfit node has ended with 125.
 killed_with_it() {
   echo 1 >bad
+  rm -f go
   submit --nodes=3 --no-kill --output=killed.out --wrap="srun --kill-on-bad-exit=1 sh ./node.sh"
   until_true is_over
   has JobState FAILED || fail "expected state FAILED"
