@@ -18,6 +18,8 @@ from waiting import wait_for
 
 DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
 WORKER = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
+# A node that stays out has to find the coordinator before the job is over.
+UNTIL_GO = ["sh", "-c", "until [ -e go ]; do sleep 0.05; done; echo rank $RANK of $WORLD_SIZE"]
 
 
 def free_port():
@@ -52,6 +54,15 @@ class Preflight(unittest.TestCase):
     def end_of(self, job):
         out, err = job.communicate(timeout=100)
         return job.returncode, out, err
+
+    def three_nodes(self, bad):
+        """How each of two nodes and a spare ends, of which one fails its preflight; the first one has the coordinator."""
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        (self.folder / "go").unlink(missing_ok=True)
+        jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != {bad} ]", host=i == 0, program=UNTIL_GO) for i in range(3)]
+        first = self.end_of(jobs[bad]) if bad else None
+        (self.folder / "go").touch()
+        return [first if first and job is jobs[bad] else self.end_of(job) for job in jobs]
 
     def node(self, *words, host=False, **how):
         """One of several nodes; the host has the coordinator."""
@@ -180,8 +191,7 @@ class SeveralNodes(Preflight):
         self.assertEqual([self.end_of(job)[0] for job in jobs], [125, 125])
 
     def test_a_spare_is_checked_before_it_stands_by(self):
-        jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != 2 ]", host=i == 0) for i in range(3)]
-        ends = [self.end_of(job) for job in jobs]
+        ends = self.three_nodes(bad=2)
         self.assertEqual([code for code, _, _ in ends], [0, 0, 125], ends)
         self.assertNotIn("standing by", ends[2][2])
 
@@ -196,9 +206,7 @@ class SeveralNodes(Preflight):
     def test_a_spare_takes_the_place_of_a_node_that_stays_out(self):
         for bad in (0, 1):  # the first one has the coordinator
             with self.subTest(unfit=bad):
-                self.endpoint = f"127.0.0.1:{free_port()}"
-                jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != {bad} ]", host=i == 0) for i in range(3)]
-                ends = [self.end_of(job) for job in jobs]
+                ends = self.three_nodes(bad)
                 codes = [code for code, _, _ in ends]
                 self.assertEqual(codes, [0, 0, 0] if bad == 0 else [0, 125, 0], ends)
                 self.assertEqual(sorted("".join(out for _, out, _ in ends).splitlines()), ["rank 0 of 2", "rank 1 of 2"])

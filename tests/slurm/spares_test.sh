@@ -101,6 +101,7 @@ kept_out() {
   touch begin
   submit --nodes=3 --no-kill --output="out$1.out" --wrap="srun --kill-on-bad-exit=0 sh ./node.sh"
   until_true two_ready_since begin
+  until_true grep -q "stays out" "out$1.out"
   touch go
   expect_end "$([ "$2" = 0 ] && echo COMPLETED || echo FAILED)" "$2:0"
   for rank in 0 1; do expect_line "out$1.out" "rank $rank of 2 on node [^$1]"; done
