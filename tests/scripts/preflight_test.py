@@ -17,6 +17,7 @@ import unittest
 from waiting import wait_for
 
 DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
+SLEEP = f"sleep 1{os.getpid()}"  # no other process has these words
 WORKER = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
 # A node that stays out has to find the coordinator before the job is over.
 UNTIL_GO = ["sh", "-c", "until [ -e go ]; do sleep 0.05; done; echo rank $RANK of $WORLD_SIZE"]
@@ -89,15 +90,15 @@ class OneNode(Preflight):
 
     def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(self):
         begin = time.monotonic()
-        code, _, err = self.run_job("--preflight=echo begun; sleep 1234567 & sleep 1234567", "--preflight-timeout=1")
+        code, _, err = self.run_job(f"--preflight=echo begun; {SLEEP} & {SLEEP}", "--preflight-timeout=1")
         self.assertEqual(code, 125)
         self.assertIn("--preflight failed: not done within 1 s (--preflight-timeout): begun\n", err)
         self.assertLess(time.monotonic() - begin, 60)
-        self.assertEqual(subprocess.run(["pgrep", "-f", "^sleep 1234567"], stdout=subprocess.DEVNULL).returncode, 1)
+        self.assertEqual(subprocess.run(["pgrep", "-f", f"^{SLEEP}$"], stdout=subprocess.DEVNULL).returncode, 1)
 
     def test_what_it_leaves_behind_ends_before_the_workers_start(self):
-        script = "setsid sleep 1234568 >/dev/null 2>&1 & nohup sleep 1234568 >/dev/null 2>&1 & sleep 0.2"
-        code, out, err = self.run_job(f"--preflight={script}", program=["sh", "-c", "pgrep -f '^sleep 1234568' || echo none"])
+        script = f"setsid {SLEEP} >/dev/null 2>&1 & nohup {SLEEP} >/dev/null 2>&1 & sleep 0.2"
+        code, out, err = self.run_job(f"--preflight={script}", program=["sh", "-c", f"pgrep -f '^{SLEEP}$' || echo none"])
         self.assertEqual((code, out), (0, "none\n"), err)
 
     def test_it_leaves_the_input_to_the_workers(self):
