@@ -17,7 +17,10 @@ import unittest
 from waiting import wait_for
 
 DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
+SLEEP = f"sleep 1{os.getpid()}"  # no other process has these words
 WORKER = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
+# A node that stays out has to find the coordinator before the job is over.
+UNTIL_GO = ["sh", "-c", "until [ -e go ]; do sleep 0.05; done; echo rank $RANK of $WORLD_SIZE"]
 
 
 def free_port():
@@ -53,6 +56,15 @@ class Preflight(unittest.TestCase):
         out, err = job.communicate(timeout=100)
         return job.returncode, out, err
 
+    def three_nodes(self, bad):
+        """How each of two nodes and a spare ends, of which one fails its preflight; the first one has the coordinator."""
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        (self.folder / "go").unlink(missing_ok=True)
+        jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != {bad} ]", host=i == 0, program=UNTIL_GO) for i in range(3)]
+        first = self.end_of(jobs[bad]) if bad else None
+        (self.folder / "go").touch()
+        return [first if first and job is jobs[bad] else self.end_of(job) for job in jobs]
+
     def node(self, *words, host=False, **how):
         """One of several nodes; the host has the coordinator."""
         return self.start(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-conf=is_host={int(host)}", *words, **how)
@@ -78,15 +90,15 @@ class OneNode(Preflight):
 
     def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(self):
         begin = time.monotonic()
-        code, _, err = self.run_job("--preflight=echo begun; sleep 1234567 & sleep 1234567", "--preflight-timeout=1")
+        code, _, err = self.run_job(f"--preflight=echo begun; {SLEEP} & {SLEEP}", "--preflight-timeout=1")
         self.assertEqual(code, 125)
         self.assertIn("--preflight failed: not done within 1 s (--preflight-timeout): begun\n", err)
         self.assertLess(time.monotonic() - begin, 60)
-        self.assertEqual(subprocess.run(["pgrep", "-f", "^sleep 1234567"], stdout=subprocess.DEVNULL).returncode, 1)
+        self.assertEqual(subprocess.run(["pgrep", "-f", f"^{SLEEP}$"], stdout=subprocess.DEVNULL).returncode, 1)
 
     def test_what_it_leaves_behind_ends_before_the_workers_start(self):
-        script = "setsid sleep 1234568 >/dev/null 2>&1 & nohup sleep 1234568 >/dev/null 2>&1 & sleep 0.2"
-        code, out, err = self.run_job(f"--preflight={script}", program=["sh", "-c", "pgrep -f '^sleep 1234568' || echo none"])
+        script = f"setsid {SLEEP} >/dev/null 2>&1 & nohup {SLEEP} >/dev/null 2>&1 & sleep 0.2"
+        code, out, err = self.run_job(f"--preflight={script}", program=["sh", "-c", f"pgrep -f '^{SLEEP}$' || echo none"])
         self.assertEqual((code, out), (0, "none\n"), err)
 
     def test_it_leaves_the_input_to_the_workers(self):
@@ -180,8 +192,7 @@ class SeveralNodes(Preflight):
         self.assertEqual([self.end_of(job)[0] for job in jobs], [125, 125])
 
     def test_a_spare_is_checked_before_it_stands_by(self):
-        jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != 2 ]", host=i == 0) for i in range(3)]
-        ends = [self.end_of(job) for job in jobs]
+        ends = self.three_nodes(bad=2)
         self.assertEqual([code for code, _, _ in ends], [0, 0, 125], ends)
         self.assertNotIn("standing by", ends[2][2])
 
@@ -196,9 +207,7 @@ class SeveralNodes(Preflight):
     def test_a_spare_takes_the_place_of_a_node_that_stays_out(self):
         for bad in (0, 1):  # the first one has the coordinator
             with self.subTest(unfit=bad):
-                self.endpoint = f"127.0.0.1:{free_port()}"
-                jobs = [self.node("--nnodes=2", "--spares=1", f"--preflight=[ {i} != {bad} ]", host=i == 0) for i in range(3)]
-                ends = [self.end_of(job) for job in jobs]
+                ends = self.three_nodes(bad)
                 codes = [code for code, _, _ in ends]
                 self.assertEqual(codes, [0, 0, 0] if bad == 0 else [0, 125, 0], ends)
                 self.assertEqual(sorted("".join(out for _, out, _ in ends).splitlines()), ["rank 0 of 2", "rank 1 of 2"])

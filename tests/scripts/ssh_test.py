@@ -243,8 +243,13 @@ class Preflight(Hosts):
 
     def test_a_spare_host_takes_the_place_of_one_that_stays_out(self):
         fails_on_one = "--preflight=[ -n \"$SSH_CONNECTION\" ] && mkdir out && echo no GPU && exit 1; exit 0"
-        code, out, err = self.run_job("--spares=1", "--rdzv-endpoint=127.0.0.1", fails_on_one, "sh", "-c", "echo rank $RANK of $WORLD_SIZE",
-                                      hosts="127.0.0.1,127.0.0.2,node3")
+        train = "touch begun$RANK; until [ -e go ]; do sleep 0.05; done; echo rank $RANK of $WORLD_SIZE"
+        job = self.start("--spares=1", "--rdzv-endpoint=127.0.0.1", fails_on_one, "sh", "-c", train, hosts="127.0.0.1,127.0.0.2,node3")
+        wait_for(lambda: all((self.work / name).exists() for name in ("begun0", "begun1", "out")))
+        wait_for(lambda: len(self.remote_ddpruns()) == 1)  # the other one has been told that it stays out
+        (self.work / "go").touch()
+        out, err = job.communicate(timeout=120)
+        code = job.returncode
         self.assertEqual((code, sorted(out.splitlines())), (0, ["rank 0 of 2", "rank 1 of 2"]), err)
         self.assertEqual(err.count("no GPU"), 1, err)
         self.assertRegex(err, "warning: refused: node (127.0.0.2|node3) .*stays out: --preflight failed: exit code 1: no GPU\n")

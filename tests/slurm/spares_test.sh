@@ -101,6 +101,7 @@ kept_out() {
   touch begin
   submit --nodes=3 --no-kill --output="out$1.out" --wrap="srun --kill-on-bad-exit=0 sh ./node.sh"
   until_true two_ready_since begin
+  until_true grep -q "stays out" "out$1.out"
   touch go
   expect_end "$([ "$2" = 0 ] && echo COMPLETED || echo FAILED)" "$2:0"
   for rank in 0 1; do expect_line "out$1.out" "rank $rank of 2 on node [^$1]"; done
@@ -112,6 +113,7 @@ kept_out() {
 # Slurm kills the others as soon as the ddprun of an unfit node has ended with 125.
 killed_with_it() {
   echo 1 >bad
+  rm -f go
   submit --nodes=3 --no-kill --output=killed.out --wrap="srun --kill-on-bad-exit=1 sh ./node.sh"
   until_true is_over
   has JobState FAILED || fail "expected state FAILED"
