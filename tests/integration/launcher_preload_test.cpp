@@ -3,6 +3,7 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/integration/job.h"
 

@@ -394,7 +394,7 @@ class Script {
        {true,
         [](auto& yes) {
           ddprun::send_abilities(std::stoi(variable("DDPRUN_ROUND_FD")),
-                                 {yes == "true", ddprun::can_stand_by()});
+                                 {yes != "false", ddprun::can_stand_by(), yes == "with its node"});
         }}},
       {"stand-by",
        {true,
