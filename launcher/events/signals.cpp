@@ -68,6 +68,14 @@ SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) :
 
 bool SignalFd::ends_job(int signal) const { return std::ranges::find(ending_, signal) != ending_.end(); }
 
+void SignalFd::end_at_once() const {
+  ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: no core of ddprun
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : ending_) sigaddset(&set, signal);
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 bool SignalFd::end_requested() const {
   sigset_t pending;
   if (::sigpending(&pending) != 0) return false;

@@ -396,6 +396,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
           log,
           outputs};
   if (options.dry_run) {
+    signals.end_at_once();
     if (options.hosts.starts()) write_stdout(RemoteHosts::describe(options, environment) + "\n");
     show_plan(job);
     return {};

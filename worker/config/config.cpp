@@ -13,6 +13,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
+#include <ddprun/ddp/norm_relu.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/model/cpu_abilities.h>
@@ -389,11 +390,13 @@ void use_fast_cpu(Config& config, int rank) {
     precision = train::Precision::kBf16Mixed;
   const bool bf16 = precision != train::Precision::k32;
   if (amx && bf16) train::compute_small_convolutions_as_products();
+  if (bf16) ddp::fuse_norm_relu();
   config.train.config_json = to_json(config);
   if (rank == 0)
     log_info(std::string("--fast, on a CPU with") + (amx ? "" : "out") +
              " AMX: " + (bf16 ? "bf16-mixed" : "32 bits") + ", channels-last" +
-             (amx && bf16 ? ", small convolutions as products of matrices" : ""));
+             (amx && bf16 ? ", small convolutions as products of matrices" : "") +
+             (bf16 ? ", batch norm with ReLU in one pass" : ""));
 }
 
 }  // namespace
