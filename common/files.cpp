@@ -126,8 +126,15 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
   return fd;
 }
 
+bool is_device_or_pipe(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
 void replace_file_atomic(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& temporary)>& write) {
+  if (is_device_or_pipe(path))
+    throw IoError(path, "is a device or a pipe, which no file replaces; expected the name of a file");
   const auto temporary =
       path.parent_path() / ("." + path.filename().string() + ".tmp." + std::to_string(::getpid()));
   try {

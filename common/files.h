@@ -71,8 +71,12 @@ int pipe_to_write_to(std::optional<int> fd);
 
 /// Replaces path with the given bytes. Even after a crash the file is either the old one or the new one:
 /// writes a temporary file beside it, fsyncs, renames, fsyncs the folder.
-/// throws IoError naming path, and removes the temporary file
+/// throws IoError naming path, and removes the temporary file; also if a device or a pipe is there
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
+
+/// Whether something is there that a file must not replace, such as /dev/null or the pipe of a shell's
+/// >(command). Follows links.
+bool is_device_or_pipe(const std::filesystem::path& path);
 
 /// The same for a writer that needs a path: calls write(temporary path).
 void replace_file_atomic(const std::filesystem::path& path,

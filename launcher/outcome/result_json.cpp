@@ -70,12 +70,6 @@ void write_text(const std::filesystem::path& path, int fd, const std::string& te
   throw IoError(path, "cannot write", errno);
 }
 
-/// Must not replace /dev/null or the pipe of a shell's >(command) with a file.
-bool is_device_or_pipe(const std::filesystem::path& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
-}
-
 }  // namespace
 
 double total(const WorkerStatus::Seconds& seconds) {

@@ -210,8 +210,7 @@ struct NormRelu : torch::autograd::Function<NormRelu> {
       add_gradients(bits_of(dy) + at, bits_of(y) + at, bits_of(x) + at, count, matrix.channels,
                     mean.data_ptr<float>(), sum, products, bits_of(g) + at);
     });
-    const auto both =
-        torch::tensor(sums, at::kDouble).view({2, matrix.channels}).to(at::kFloat);
+    const auto both = torch::tensor(sums, at::kDouble).view({2, matrix.channels}).to(at::kFloat);
     const Tensor of_bias = both[0], of_weight = both[1] * inverse;
     const auto count = static_cast<double>(matrix.rows);
     const Tensor scale = weight * inverse, slope = -scale * inverse * of_weight / count,
@@ -241,15 +240,18 @@ void fuse_norm_relu() { fuses = true; }
 namespace norm_relu {
 
 bool fits(const Tensor& input, const Tensor& residual, const Parameters& parameters) {
-  const auto is_float = [](const Tensor& tensor) { return tensor.defined() && tensor.scalar_type() == at::kFloat; };
+  const auto is_float = [](const Tensor& tensor) {
+    return tensor.defined() && tensor.scalar_type() == at::kFloat;
+  };
   return fuses && is_fast(input) && input.numel() > input.size(1) && is_float(parameters.weight) &&
-         is_float(parameters.bias) && (!parameters.running_mean.defined() || is_float(parameters.running_mean)) &&
+         is_float(parameters.bias) &&
+         (!parameters.running_mean.defined() || is_float(parameters.running_mean)) &&
          (!residual.defined() || (is_fast(residual) && residual.sizes() == input.sizes()));
 }
 
 Tensor forward(const Tensor& input, const Tensor& residual, const Parameters& parameters) {
-  return NormRelu::apply(input, residual.defined() ? std::optional(residual) : std::nullopt, parameters.weight,
-                         parameters.bias, parameters);
+  return NormRelu::apply(input, residual.defined() ? std::optional(residual) : std::nullopt,
+                         parameters.weight, parameters.bias, parameters);
 }
 
 }  // namespace norm_relu

@@ -44,8 +44,8 @@ std::vector<torch::Tensor> computed(const Case& wanted, torch::Dtype dtype, bool
     const auto input = leaf(wanted.mean), residual = leaf(0);
     const auto result = norm->forward_relu(input, wanted.adds ? residual : torch::Tensor());
     result.backward(torch::randn(sizes).to(torch::kBFloat16).to(dtype));
-    all = {result.detach(), input.grad(), norm->weight.grad(), norm->bias.grad(), norm->running_mean,
-           norm->running_var};
+    all = {result.detach(),   input.grad(),       norm->weight.grad(),
+           norm->bias.grad(), norm->running_mean, norm->running_var};
     if (wanted.adds) all.push_back(residual.grad());
     CHECK(norm->num_batches_tracked.item<int>() == step + 1);
   }
@@ -59,7 +59,7 @@ double distance(const torch::Tensor& a, const torch::Tensor& b) {
 }  // namespace
 
 TEST_CASE("batch norm with ReLU in one pass is as exact as the three operations", "[norm_relu]") {
-  const std::vector<Case> cases = {{16, 64, 14, true},      {16, 64, 14, false, 3}, {3, 512, 1, true},
+  const std::vector<Case> cases = {{16, 64, 14, true},       {16, 64, 14, false, 3}, {3, 512, 1, true},
                                    {200, 5, 7, true, -2, 0}, {1, 1, 2, false},       {7, 33, 20, false, 30}};
   std::vector<std::vector<torch::Tensor>> before;
   for (const auto& each : cases) before.push_back(computed(each, torch::kBFloat16));

@@ -105,6 +105,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
                   ? ""
                   : "; the run that --overwrite replaced before is in " + folder->replaced().string()));
   folder->begin(names, options.overwrite);
+  run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
 }
 

@@ -13,12 +13,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/model/callback.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
@@ -164,6 +166,27 @@ TEST_CASE("a folder that another process trains in, or whose checkpoints are the
     CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("another run is using"));
   }
   run(make_task(), options);
+}
+
+TEST_CASE("the checkpoints of a run that has set another aside are locked as well", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  run(make_task(), options);
+  options.overwrite = true;
+  struct Look : Callback {
+    explicit Look(fs::path out) : checkpoints(out / "checkpoints") {}
+    void on_step(const TrainState&, Control&) override {
+      const UniqueFd other(::open(checkpoints.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      is_locked = ::flock(other.get(), LOCK_EX | LOCK_NB) != 0;
+    }
+    std::string name() const override { return "Look"; }
+    fs::path checkpoints;
+    bool is_locked = false;
+  };
+  const auto look = std::make_shared<Look>(options.out);
+  options.callbacks = {look};
+  run(make_task(), options);
+  CHECK(look->is_locked);
 }
 
 TEST_CASE("a checkpoint's name has no folder", "[fit]") {
