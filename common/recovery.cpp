@@ -120,10 +120,9 @@ std::optional<ReceivedNotice> receive_notice(int fd) {
 }
 
 void send_abilities(int fd, const Abilities& abilities) {
-  send_packet(fd, nlohmann::ordered_json{{"recovers", abilities.recovers},
-                                         {"stands_by", abilities.stands_by},
-                                         {"needs_node", abilities.needs_node}}
-                      .dump());
+  send_packet(
+      fd,
+      nlohmann::ordered_json{{"recovers", abilities.recovers}, {"stands_by", abilities.stands_by}}.dump());
 }
 
 std::optional<Abilities> receive_abilities(int fd) {
@@ -131,8 +130,7 @@ std::optional<Abilities> receive_abilities(int fd) {
   while (const auto packet = receive_packet(fd)) {
     const auto json = nlohmann::json::parse(packet->text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("recovers") || !json["recovers"].is_boolean()) continue;
-    const auto is_set = [&json](const char* name) { return json.value(name, nlohmann::json()) == true; };
-    said = Abilities{json["recovers"].get<bool>(), is_set("stands_by"), is_set("needs_node")};
+    said = Abilities{json["recovers"].get<bool>(), json.value("stands_by", nlohmann::json()) == true};
   }
   return said;
 }

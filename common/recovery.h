@@ -14,8 +14,8 @@ namespace ddprun {
 /// through DDPRUN_ROUND_FD, a SOCK_SEQPACKET socket, as a packet of JSON:
 ///   {"round": 1, "restart_count": 1, "master_addr": "127.0.0.1", "master_port": 40001, "lost": [1]}
 /// Rank 0's packet also carries a socket bound to the port, to listen on. A program that can do this writes
-/// {"recovers": true, "stands_by": false, "needs_node": false} there before the first loss, and "recovers":
-/// false once it no longer can.
+/// {"recovers": true, "stands_by": false} there before the first loss, and "recovers": false once it no
+/// longer can.
 struct RoundNotice {
   int round = 0;          ///< 1 for the first
   int restart_count = 0;  ///< of the new round
@@ -40,8 +40,6 @@ std::optional<ReceivedNotice> receive_notice(int fd);
 struct Abilities {
   bool recovers = false;   ///< it can continue when another rank is lost
   bool stands_by = false;  ///< it supports DDPRUN_STANDBY_FD
-  /// A node's loss costs steps: its ranks hold parts of the state that no other node has.
-  bool needs_node = false;
 };
 
 /// Tells ddprun. Does not wait.

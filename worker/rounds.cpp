@@ -101,11 +101,6 @@ void leave_nccl_errors_to_rounds() {
   ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", 0);
 }
 
-/// Tells ddprun what choose_memory() has decided.
-void announce(const Config& config, const ddp::Rounds& rounds, const InMemory& memory) {
-  rounds.announce(config.train.memory != nullptr, memory.run.parts);
-}
-
 /// Decides whether this rank continues in place when another one is lost, and from which memory.
 void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMemory& in_memory) {
   const WorkerEnv& env = rounds.env();
@@ -144,7 +139,7 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
   settle_precision(config, group.device(), group.rank());
   if (kept_parts == train::keeps_parts(config.train)) return;
   choose_memory(config, rounds, group.device().is_cuda(), memory);
-  announce(config, rounds, memory);
+  rounds.announce(config.train.memory != nullptr);
 }
 
 /// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
@@ -227,7 +222,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     return ending;
   };
   if (config.train.memory == nullptr) return run();
-  announce(config, rounds, memory);
+  rounds.announce(true);
   try {
     return run();
   } catch (const ddp::ReplicasDiffer&) {

@@ -271,7 +271,6 @@ Commands
   logs JOB         show what its ranks wrote: their log files, or the last 8 KiB of each
   stacks JOB       show the stacks of its ranks, which go on
   stop JOB         end it, on all nodes
-  drain NODE [JOB] take a node out of it: a spare takes its place. Runs on the coordinator's node
 
 JOB can be left out while only one job runs; top then begins with the newest.
 
@@ -292,8 +291,7 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words) {
   };
   settings::Command command;
   command.name = "ddpctl";
-  std::string second, third;
-  command.positionals = {{"command", "COMMAND"}, {"second", "[JOB]"}, {"third", "[JOB after a NODE]"}};
+  command.positionals = {{"command", "COMMAND"}, {"job", "[JOB]"}};
   command.settings = {
       settings::boolean("help", options.help).short_flag("-h"),
       settings::boolean("version", options.version),
@@ -301,20 +299,13 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words) {
       settings::boolean("follow", options.follow).short_flag("-f"),
       settings::parsed("rank", options.rank, rank_of, "a rank, from 0"),
       settings::number("interval", options.interval, {0.1, 60, false, "seconds from 0.1 to 60"}, ""),
-      settings::choice("command", options.command, {"ps", "top", "logs", "stacks", "stop", "drain"})
-          .not_a_flag(),
-      settings::text("second", second).not_a_flag(),
-      settings::text("third", third).not_a_flag(),
+      settings::choice("command", options.command, {"ps", "top", "logs", "stacks", "stop"}).not_a_flag(),
+      settings::text("job", options.job).not_a_flag(),
   };
   const settings::Values values = settings::read_words(words, command);
   values.apply(command.settings);
   if (!options.help && !options.version && !values.given("command"))
-    throw UsageError("expected ps, top, logs, stacks, stop or drain (ddpctl --help)");
-  const bool drains = options.command == "drain";
-  if (drains && second.empty()) throw UsageError("drain: expected the name of a NODE");
-  if (!drains && !third.empty()) throw UsageError("unexpected argument " + single_quoted(third));
-  (drains ? options.node : options.job) = second;
-  if (drains) options.job = third;
+    throw UsageError("expected ps, top, logs, stacks or stop (ddpctl --help)");
   return options;
 }
 
@@ -342,12 +333,6 @@ int run_command(const CtlOptions& options) {
     if (const auto where = elsewhere(job.view(), options.rank.value_or(-1)); options.rank && !where.empty())
       throw UsageError("--rank: " + where);
     print(stacks_text(job, options.rank));
-    return 0;
-  }
-  if (options.command == "drain") {
-    const json reply = job.ask({{"ask", "drain"}, {"node", options.node}});
-    if (reply.contains("refused")) throw UsageError(printable(reply["refused"].get<std::string>()));
-    print("node " + options.node + " leaves job " + job.view()["job"].get<std::string>() + "\n");
     return 0;
   }
   job.ask({{"ask", "stop"}});

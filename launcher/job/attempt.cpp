@@ -394,7 +394,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
   if (!job.timer_file.empty())
     timers.emplace(job.io, job.timer_file,
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
-  const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs, parts.rounds});
+  const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
   check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0),
                     job.preload != nullptr ? 1 : 0);
   co_await logs.make_files(output_plans, give_up);

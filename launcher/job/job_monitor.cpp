@@ -19,7 +19,6 @@
 #include "launcher/plan/launch_plan.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/job_processes.h"
-#include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -193,25 +192,6 @@ json JobMonitor::stop() {
   asked_to_stop_ = true;
   job_.events.push(SignalReceived{job_.options.ending_signals.front()});
   return {{"stopping", true}};
-}
-
-json JobMonitor::drain(const std::string& node) const {
-  if (node_.empty()) return {{"refused", "the job runs on one node"}};
-  if (!drain_) return {{"refused", "run ddpctl on the node that has the coordinator: " + coordinator_}};
-  const std::string problem = drain_(node);
-  return problem.empty() ? json{{"draining", node}} : json{{"refused", problem}};
-}
-
-bool JobMonitor::survives_a_node() const {
-  if (!running_ || running_->group.workers().empty()) return false;
-  const Round& round = running_->attempt.round;
-  for (std::size_t i = 0; i < running_->group.workers().size(); ++i) {
-    // One that was replaced may not have got the state yet, and what was said may be by the earlier one.
-    if (round.in_place && running_->group.workers()[i].attempt == round.number) return false;
-    if (const auto said = running_->rounds.abilities(i); !said || !said->recovers || said->needs_node)
-      return false;
-  }
-  return true;
 }
 
 asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {

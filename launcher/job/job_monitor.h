@@ -2,13 +2,11 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <cstdint>
-#include <functional>
 #include <future>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "launcher/job/job.h"
 #include "launcher/status/progress.h"
@@ -19,7 +17,6 @@ struct Attempt;
 struct JobRecord;
 class AttemptOutput;
 class StatusBoard;
-class RoundChannels;
 class WorkerGroup;
 
 /// A job's name for ddpctl: the beginning of its id.
@@ -36,7 +33,6 @@ class JobMonitor {
     const WorkerGroup& group;
     StatusBoard& statuses;
     const AttemptOutput& outputs;
-    RoundChannels& rounds;
   };
   /// Shows these workers while it lives.
   class Watching {
@@ -60,7 +56,6 @@ class JobMonitor {
   /// The stacks of one rank, or of all.
   boost::asio::awaitable<nlohmann::ordered_json> stacks(std::optional<int> rank) const;
   nlohmann::ordered_json stop();
-  nlohmann::ordered_json drain(const std::string& node) const;
 
   // For a job on several nodes.
 
@@ -71,10 +66,6 @@ class JobMonitor {
   void take(const std::string& node, const Summary& summary);
   /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
   bool asked_to_stop() const { return asked_to_stop_; }
-  /// `ddpctl drain NODE`: what the coordinator's ddprun does then; it returns why not.
-  void on_drain(std::function<std::string(const std::string& node)> drain) { drain_ = std::move(drain); }
-  /// Whether this node's workers, and so the job's, can continue with the same step when a node is lost.
-  bool survives_a_node() const;
   /// For the coordinator, if it is elsewhere: summaries of at most the first few hundred workers.
   std::vector<Summary> summaries();
   /// nullopt: only the coordinator's ddprun knows.
@@ -90,7 +81,6 @@ class JobMonitor {
   std::string node_, coordinator_;  ///< empty: only one node
   std::optional<NodesBoard> board_;
   bool asked_to_stop_ = false;
-  std::function<std::string(const std::string&)> drain_;
   std::map<int, GpuUse> gpus_;
   std::future<std::map<int, GpuUse>> reading_gpus_;
   NodesBoard::Clock::time_point read_gpus_next_;

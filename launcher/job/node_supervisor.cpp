@@ -60,9 +60,6 @@ class NodeSupervisor : public Supervisor {
         connections_(connections),
         record_(record),
         membership_(nodes_, job.options.restart, all_endpoints(nodes_), Clock::now()) {}
-  ~NodeSupervisor() { job_.monitor->on_drain({}); }
-  NodeSupervisor(const NodeSupervisor&) = delete;
-  NodeSupervisor& operator=(const NodeSupervisor&) = delete;
 
   asio::awaitable<RunResult> run() {
     connect();
@@ -159,28 +156,7 @@ class NodeSupervisor : public Supervisor {
     job_.monitor->gather();
     server.on_summary(
         [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
-    job_.monitor->on_drain([this](const std::string& node) { return drain(node); });
     if (lost) log_info("this node has the coordinator now, at " + to_string(endpoint));
-  }
-
-  /// For ddpctl: takes a node out of the job. returns why not
-  std::string drain(const std::string& node) {
-    CoordinatorServer* server = connections_.server();
-    if (server == nullptr) return "another node has the coordinator now";
-    if (node != name_of_node(nodes_)) return server->drain(node, job_.monitor->survives_a_node());
-    if (drains_itself_) return "node " + single_quoted(node) + " leaves already";
-    if (std::string problem = server->why_not_drain(node, job_.job_id); !problem.empty()) return problem;
-    if (!job_.signals.ends_job(SIGTERM))
-      return "node " + single_quoted(node) +
-             " has the coordinator, and its workers cannot be asked to end: --signals-to-handle has no "
-             "SIGTERM";
-    if (nodes_.successors.empty())
-      return "node " + single_quoted(node) +
-             " has the coordinator, which can only move if another endpoint is given (--rdzv-endpoint=" +
-             to_string(nodes_.endpoint) + ",OTHER:PORT)";
-    drains_itself_ = true;
-    job_.events.push(SignalReceived{SIGTERM});  // only once: a second one ends its workers while they save
-    return "";
   }
 
   /// Looks for the job's coordinator, perhaps another one. False if there will be none.
@@ -229,7 +205,7 @@ class NodeSupervisor : public Supervisor {
     leave(received->signal);
     ends_with_others_ = false;  // no worker runs, and the others may go on
     record_.outcome = *received;
-    co_return left_by(received->signal);
+    co_return RunResult::by_signal(received->signal);
   }
 
   asio::awaitable<std::optional<RunResult>> handle(const CoordinatorMessage& message) {
@@ -286,12 +262,7 @@ class NodeSupervisor : public Supervisor {
         if (const auto* end = std::get_if<End>(message)) return result_of(*end);
     leave(signal);
     record_.outcome = SignalReceived{signal};
-    return left_by(signal);
-  }
-
-  /// Like every drained node, the coordinator's ends with 0.
-  RunResult left_by(int signal) const {
-    return drains_itself_ && handed_over_ ? RunResult{} : RunResult::by_signal(signal);
+    return RunResult::by_signal(signal);
   }
 
   /// Where rank 0's node reserves the workers' port: on the interface by which others reach it.
@@ -397,7 +368,7 @@ class NodeSupervisor : public Supervisor {
     co_await report_attempt(job_, attempt, oom_, record_);
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
-      co_return left_by(received->signal);
+      co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     // The coordinator knows of every other end and has sent Stop, answered by Ended, or End.
     if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{attempt.round.number});
@@ -436,14 +407,11 @@ class NodeSupervisor : public Supervisor {
     const std::string reason =
         "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
     if (auto* server = connections_.server();
-        server != nullptr && server->hand_over(job_.job_id, signal, reason)) {
-      handed_over_ = true;
-      log_info("the other nodes go on without this one");
-    } else {
-      connections_.end_job(SignalReceived{signal}, reason);
-      link().send(Leave{signal});
-    }
-    ends_with_others_ = true;
+        server != nullptr && server->hand_over(job_.job_id, signal, reason))
+      return log_info("the other nodes go on without this one");
+    connections_.end_job(SignalReceived{signal}, reason);
+    link().send(Leave{signal});
+    ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;
   }
 
   void log_waiting(const Waiting& waiting) {
@@ -467,8 +435,7 @@ class NodeSupervisor : public Supervisor {
 
   /// Sends what is queued; if the coordinator is here, waits for the other nodes to disconnect. If a user's
   /// signal ends the job, all nodes wait for each other's workers: as soon as one ddprun has ended by it, an
-  /// MPI launcher kills the others, and so does Slurm with --kill-on-bad-exit, also while they save. Nodes
-  /// that go on begin once this one's workers have ended.
+  /// MPI launcher kills the others, and so does Slurm with --kill-on-bad-exit, also while they save.
   asio::awaitable<void> say_goodbye() {
     auto until = Clock::now() + kGoodbyeTimeout;
     const auto& servers = connections_.servers;
@@ -502,8 +469,6 @@ class NodeSupervisor : public Supervisor {
   Membership membership_;
   bool stays_out_ = false;         ///< unfit: at most it has the coordinator for the others
   bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
-  bool drains_itself_ = false;     ///< ddpctl drains this node, which has the coordinator
-  bool handed_over_ = false;       ///< the coordinator: the others go on
   bool warned_ = false;            ///< that another node does not say whether its workers are silent
   std::string last_reason_;        ///< the last reason for an end that the user saw
   Reached reached_;                ///< by this node's workers in the last round

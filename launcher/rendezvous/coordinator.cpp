@@ -1,7 +1,6 @@
 #include "launcher/rendezvous/coordinator.h"
 
 #include <algorithm>
-#include <csignal>
 #include <tuple>
 
 #include <ddprun/common/invariant.h>
@@ -125,11 +124,6 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       --unfinished_;
     }
   } else if (const auto* over = std::get_if<Ended>(&message)) {
-    if (node.leaves) {
-      const End last_word = *node.leaves;  // a copy: the node goes
-      dismiss(id, last_word);
-      return remove(nodes_.find(id), last_word.reason, now);
-    }
     if (!in_round || over->round != round_) return;
     if (phase_ != Phase::kStopping) return expel(id, "it ended its workers unasked", now);
     reached_ = furthest(reached_, over->reached);
@@ -141,103 +135,14 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
-    if (node.leaves) return;
-    // It has said so itself: no other coordinator will count it.
+    // Also between two rounds: without this node there cannot be another.
+    if (!elastic() && is_needed(id))
+      return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     left_ += static_cast<int>(std::erase(voters_, id));
     for (auto& [superseded, former] : former_voters_) std::erase(former, id);
-    // Also between two rounds: without this node there cannot be another.
-    if (!can_do_without(id))
-      return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
-    let_go(id, {exit_code_of_signal(leave->signal), reason}, leave->signal, now);
+    gone_.insert(id);
+    remove(nodes_.find(id), reason, now, leave->signal);
   }
-}
-
-/// Its user takes the node out of the job. Its workers may be saving what the next ones continue with: these
-/// wait for them.
-void Coordinator::let_go(NodeId id, const End& last_word, int signal, Time now) {
-  Node& node = nodes_.at(id);
-  if (node.leaves) return;
-  if (node.state != State::kInRound || node.started < first_round_) {
-    dismiss(id, last_word);
-    return remove(nodes_.find(id), last_word.reason, now);
-  }
-  node.leaves = last_word;
-  if (phase_ == Phase::kRunning || phase_ == Phase::kLeading)
-    stop_round(last_word.reason, milliseconds(0), /*dump_stacks=*/false, signal);
-}
-
-/// Whether the job goes on without it.
-bool Coordinator::can_do_without(NodeId id) const {
-  return elastic() || !is_needed(id) || (settings_.spares > 0 && why_needed({id}).empty());
-}
-
-/// Why the job would not go on without these nodes and those that leave already: "without them" this holds.
-/// Empty: it would.
-std::string Coordinator::why_needed(std::set<NodeId> leaving) const {
-  if (runs_finished_ranks_without(leaving)) return "ranks that have finished would run again";
-  for (const auto& [id, node] : nodes_)
-    if (node.leaves) leaving.insert(id);
-  if (in_minority(leaving))
-    return "fewer than half of the last round's nodes would be left: wait until the next round has begun";
-  const auto others = nodes_.size() - leaving.size();
-  if (others >= static_cast<std::size_t>(settings_.min_nodes)) return "";
-  return "the job would have " + std::to_string(others) + " of the " + std::to_string(settings_.min_nodes) +
-         " nodes that it needs: start another one first" +
-         (elastic() ? "" : " (a job with --spares takes it in)");
-}
-
-/// All ranks start again without nodes that run, and some have succeeded.
-bool Coordinator::runs_finished_ranks_without(const std::set<NodeId>& leaving) const {
-  return phase_ == Phase::kRunning && unfinished_ < members_.size() &&
-         std::ranges::any_of(leaving, [this](NodeId id) { return nodes_.at(id).state == State::kInRound; });
-}
-
-/// The number of nodes that have not been told to leave.
-std::size_t Coordinator::staying() const {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(nodes_, [](const auto& entry) { return !entry.second.leaves; }));
-}
-
-std::set<Coordinator::NodeId> Coordinator::staying_nodes_called(const std::string& name) const {
-  std::set<NodeId> meant;
-  for (const auto& [id, node] : nodes_)
-    if (node.join.node == name && !node.leaves) meant.insert(id);
-  return meant;
-}
-
-std::string Coordinator::why_not_drain(const std::string& name, const std::string& own) const {
-  if (ended_ || resigned_ || hands_over_at_) return "the job is ending";
-  if (!has_started()) return "the job has not begun";
-  const auto meant = staying_nodes_called(name);
-  if (meant.empty())
-    return "no node of the job is called " + single_quoted(name) + "; it has " + first_few(describe_nodes());
-  std::string reason = why_needed(meant);
-  if (reason.empty() && !own.empty()) reason = why_not_hand_over(own);
-  return reason.empty() ? "" : "without node " + single_quoted(name) + " " + reason;
-}
-
-std::string Coordinator::drain(const std::string& name, bool in_place, Time now) {
-  if (std::string problem = why_not_drain(name); !problem.empty()) return problem;
-  const std::string reason = "node " + single_quoted(name) + " is drained";
-  const auto meant = staying_nodes_called(name);
-  std::vector<NodeId> order(meant.begin(), meant.end());
-  // First those that stand by: they take no ranks from the others.
-  std::ranges::stable_partition(order, [this](NodeId id) { return nodes_.at(id).state == State::kReady; });
-  for (const NodeId id : order) {
-    const auto node = nodes_.find(id);
-    const bool moves = in_place && phase_ == Phase::kRunning && spare_for(node->second.join) != nullptr;
-    if (node->second.state == State::kInRound && phase_ != Phase::kStopping)
-      // To die is safe where the others have all that is to keep.
-      send(id, Stop{round_, reason, /*dump_stacks=*/false, {}, moves ? SIGKILL : SIGTERM});
-    if (!moves) {
-      let_go(id, {0, reason}, SIGTERM, now);
-      continue;
-    }
-    dismiss(id, End{0, reason});
-    remove(node, reason, now);
-  }
-  check_progress(now);
-  return "";
 }
 
 /// Whether the last round had this node, or still has its place.
@@ -275,7 +180,8 @@ void Coordinator::drop(NodeId id, const std::string& reason, Time now) {
   remove(found, node + " was lost: " + reason, now);
 }
 
-void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
+void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now,
+                         std::optional<int> user_signal) {
   const State state = gone->second.state;
   const NodeId id = gone->first;
   const Join join = gone->second.join;
@@ -288,13 +194,14 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (state == State::kReady) --ready_;
   if (!ended_ && !hands_over_at_ && in_minority())
     return end(LaunchError::kOwnFailure,
-               reason + "; of the last round's nodes most are gone, and may go on with another coordinator");
+               reason + "; of the last round's nodes most are gone, and may go on with another coordinator",
+               /*dump_stacks=*/false, user_signal);
   if (ended_ || state != State::kInRound) return;
   if (phase_ == Phase::kLeading && in_place_.empty()) return abandon_round(now);
   if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
   if (take_spare(id, join, reason)) return;
-  if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0));
+  if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0), /*dump_stacks=*/false, user_signal);
   fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
 }
 
@@ -338,8 +245,7 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool
   phase_ = Phase::kStopping;
   pause_ = pause;
   for (const NodeId id : members_)
-    if (const auto member = nodes_.find(id); member != nodes_.end() && !member->second.leaves)
-      send(id, Stop{round_, reason, dump_stacks, {}, user_signal});
+    if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks, {}, user_signal});
 }
 
 void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks,
@@ -479,27 +385,23 @@ void Coordinator::lead_round(const std::string& in_place) {
   send(members_.front(), Lead{round_});
 }
 
-/// The first spare to arrive that can take a member's place while the others continue; null: there is none.
-Coordinator::Nodes::value_type* Coordinator::spare_for(const Join& join) {
-  if (!settings_.in_place || unfinished_ < members_.size()) return nullptr;
-  Nodes::value_type* spare = nullptr;
-  for (auto& entry : nodes_) {
-    const Node& node = entry.second;
-    const bool fits =
-        node.state == State::kReady && node.join.workers == join.workers && node.join.role == join.role;
-    if (fits && (spare == nullptr || node.order < spare->second.order)) spare = &entry;
-  }
-  return spare;
-}
-
 /// Replaces a lost member with a spare, if the others can continue that way.
 bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& reason) {
   const auto runs = [this](NodeId id) {
     const auto found = nodes_.find(id);
     return found != nodes_.end() && found->second.started >= first_round_;
   };
-  Nodes::value_type* spare = spare_for(join);
-  if (spare == nullptr || std::none_of(members_.begin(), members_.end(), runs)) return false;
+  if (!settings_.in_place || unfinished_ < members_.size() ||
+      std::none_of(members_.begin(), members_.end(), runs))
+    return false;
+  Nodes::value_type* spare = nullptr;  // the first to arrive
+  for (auto& entry : nodes_) {
+    const Node& node = entry.second;
+    const bool fits =
+        node.state == State::kReady && node.join.workers == join.workers && node.join.role == join.role;
+    if (fits && (spare == nullptr || node.order < spare->second.order)) spare = &entry;
+  }
+  if (spare == nullptr) return false;
   check_invariant(ready_ > 0, "a spare is ready");
   spare->second.state = State::kInRound;
   spare->second.was_in_round = true;
@@ -580,8 +482,7 @@ void Coordinator::tick(Time now) {
     for (const NodeId id : silent)
       expel(id, "no sign of life for " + in_seconds(settings_.node_timeout), now);
   }
-  if (hands_over_at_ && now >= *hands_over_at_ && !ended_ && !resigned_ && staying() == nodes_.size())
-    finish_handover(now);
+  if (hands_over_at_ && now >= *hands_over_at_ && !ended_ && !resigned_) finish_handover(now);
   check_progress(now);
 }
 
@@ -597,8 +498,7 @@ KnownSigns Coordinator::known_signs() const {
 
 Coordinator::Time Coordinator::next_tick() const {
   if (ended_ || resigned_) return Time::max();
-  Time next = next_beat_;
-  if (hands_over_at_ && staying() == nodes_.size()) next = std::min(next, *hands_over_at_);
+  Time next = std::min(next_beat_, hands_over_at_.value_or(Time::max()));
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
   if (phase_ == Phase::kForming && unfit_end_) next = std::min(next, *unfit_end_);

@@ -87,15 +87,6 @@ class Coordinator {
   /// signal  the user's: it ends the job, if too many leave
   bool hand_over(const std::string& id, int signal, const std::string& reason, Time now);
 
-  /// Takes a node out of the job: a spare takes its ranks, or the others continue without it.
-  ///
-  /// in_place  the workers can continue without those of the node, with a spare; else all are told to end,
-  ///           and start again once the node's have ended, which may save
-  /// returns   why not; empty: it does
-  std::string drain(const std::string& node, bool in_place, Time now);
-  /// own  the id of the coordinator's node, if it is this one: another one must take the coordinator over
-  std::string why_not_drain(const std::string& node, const std::string& own = "") const;
-
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
 
@@ -129,13 +120,12 @@ class Coordinator {
     std::string address;
     std::size_t order = 0;  ///< order of joining
     State state = State::kReady;
-    bool was_in_round = false;       ///< in the last one
-    int started = -1;                ///< the last round it was told to start; -1: its workers never ran
-    int begun = -1;                  ///< the last round that it has acknowledged
-    int missed_beats = 0;            ///< beats sent since its last message
-    KnownSigns signs;                ///< of its workers
-    bool has_ended = false;          ///< its workers, after the job's end
-    std::optional<End> leaves = {};  ///< the job, with this message, once its workers have ended
+    bool was_in_round = false;  ///< in the last one
+    int started = -1;           ///< the last round it was told to start; -1: its workers never ran
+    int begun = -1;             ///< the last round that it has acknowledged
+    int missed_beats = 0;       ///< beats sent since its last message
+    KnownSigns signs;           ///< of its workers
+    bool has_ended = false;     ///< its workers, after the job's end
   };
   using Nodes = std::unordered_map<NodeId, Node>;
 
@@ -145,13 +135,7 @@ class Coordinator {
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
   void drop(NodeId id, const std::string& reason, Time now);
-  void remove(Nodes::iterator gone, const std::string& reason, Time now);
-  void let_go(NodeId id, const End& last_word, int signal, Time now);
-  bool can_do_without(NodeId id) const;
-  std::size_t staying() const;
-  std::string why_needed(std::set<NodeId> leaving) const;
-  bool runs_finished_ranks_without(const std::set<NodeId>& leaving) const;
-  std::set<NodeId> staying_nodes_called(const std::string& name) const;
+  void remove(Nodes::iterator gone, const std::string& reason, Time now, std::optional<int> user_signal = {});
   void fail(const Failed& failed, Time now);
   void check_progress(Time now);
   void judge_stall();
@@ -161,7 +145,6 @@ class Coordinator {
   void form(Time now);
   void close_round();
   void lead_round(const std::string& in_place);
-  Nodes::value_type* spare_for(const Join& join);
   bool take_spare(NodeId lost, const Join& join, const std::string& reason);
   void abandon_round(Time now);
   void start_round(int port, Time now);
@@ -175,8 +158,6 @@ class Coordinator {
   bool lacks_fit_nodes(Time now);
   std::string describe_unfit() const;
   void go_on_after(const FormerRound& former, Time now);
-  std::string why_not_hand_over(const std::string& id) const;
-  bool others_have_majority(std::optional<NodeId> own) const;
   void finish_handover(Time now);
   bool has_started() const { return running_since_ != Time(); }
   bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
@@ -184,7 +165,7 @@ class Coordinator {
   std::size_t returned() const;
   bool is_needed(NodeId id) const;
   bool has_majority() const;
-  bool in_minority(const std::set<NodeId>& leaving = {}) const;
+  bool in_minority() const;
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
   /// How many nodes can have another coordinator: those of an elastic job may wait there for more.
   std::size_t others_needed() const { return elastic() ? 1 : static_cast<std::size_t>(settings_.min_nodes); }

@@ -1,8 +1,5 @@
 #include <algorithm>
-#include <climits>
 #include <cstdint>
-#include <optional>
-#include <set>
 
 #include "launcher/rendezvous/coordinator.h"
 
@@ -62,68 +59,37 @@ bool Coordinator::has_majority() const {
   return former_.number >= 0 && 2 * returned() > former_members().size();
 }
 
-/// Whether the other part of a split network may continue without this one, also once these nodes have gone.
-bool Coordinator::in_minority(const std::set<NodeId>& leaving) const {
-  const auto is_minority = [&](const std::vector<NodeId>& voters, int next_round) {
-    const auto here = std::ranges::count_if(voters, [&](NodeId id) {
-      const auto node = nodes_.find(id);
-      if (node == nodes_.end()) return id == kBegun;
-      return !leaving.contains(id) || node->second.begun >= next_round;  // then remove() puts kBegun
-    });
+/// Whether the other part of a split network may continue without this one.
+bool Coordinator::in_minority() const {
+  const auto is_minority = [this](const std::vector<NodeId>& voters) {
+    const auto here =
+        std::ranges::count_if(voters, [this](NodeId id) { return id == kBegun || nodes_.contains(id); });
     return 2 * static_cast<std::size_t>(here) < voters.size();
   };
   return settings_.has_successors &&
-         (is_minority(voters_, INT_MAX) || std::ranges::any_of(former_voters_, [&](const auto& former) {
-            return is_minority(former.second, former.first);
-          }));
-}
-
-/// Whether the nodes that stay are enough for another coordinator, which counts the last round's without this
-/// coordinator's own. A node that only stood by has no vote.
-bool Coordinator::others_have_majority(std::optional<NodeId> own) const {
-  std::size_t others = 0, staying_others = 0;
-  for (const NodeId id : voters_) {
-    if (id == own) continue;
-    const auto node = nodes_.find(id);
-    ++others;
-    if (node != nodes_.end() && !node->second.leaves) ++staying_others;
-  }
-  const bool counts_own = own && nodes_.contains(*own) && !nodes_.at(*own).leaves;
-  return staying() - (counts_own ? 1 : 0) >= others_needed() &&
-         (!has_started() || 2 * staying_others > others);
-}
-
-/// All workers start again under another coordinator. returns empty: it can be
-std::string Coordinator::why_not_hand_over(const std::string& id) const {
-  const auto found = by_id_.find(id);
-  const auto own = found == by_id_.end() ? std::nullopt : std::optional(found->second);
-  if (!elastic() && phase_ == Phase::kRunning && unfinished_ < members_.size())
-    return "ranks that have finished would run again";
-  if (own && !can_do_without(*own)) return "the job has too few nodes";
-  if (!others_have_majority(own))
-    return "no more than half of the last round's other nodes would be left to take the coordinator over: "
-           "wait until the next round has begun";
-  return "";
+         (is_minority(voters_) ||
+          std::ranges::any_of(former_voters_, is_minority, &std::pair<int, std::vector<NodeId>>::second));
 }
 
 /// The others' workers end at once, before they miss this node's.
 bool Coordinator::hand_over(const std::string& id, int signal, const std::string& reason, Time now) {
   const auto own = by_id_.find(id);
-  if (!settings_.has_successors || ended_ || resigned_ || hands_over_at_ ||
-      (!has_started() && former_.number < 0) || !why_not_hand_over(id).empty())
+  const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
+  const std::size_t others = nodes_.size() - (own == by_id_.end() ? 0 : 1);
+  if (!settings_.has_successors || needed || others < others_needed() || ended_ || resigned_ ||
+      hands_over_at_ || (!has_started() && former_.number < 0))
     return false;
-  if (own != by_id_.end()) std::erase(voters_, own->second);  // the others do not count it
   hands_over_at_ = now + std::min<Clock::duration>(settings_.node_timeout / kBeatsPerTimeout, kMoreLeave);
   without_others_ = {exit_code_of_signal(signal), reason, false, signal};
   if (phase_ == Phase::kStopping) pause_end_ = now + pause_;
   stop_round(reason + kAnother, std::chrono::milliseconds(0), /*dump_stacks=*/false, signal);
-  if (own != by_id_.end()) let_go(own->second, {exit_code_of_signal(signal), reason}, signal, now);
+  if (own != by_id_.end()) remove(nodes_.find(own->second), reason, now);
   return true;
 }
 
 /// Nodes that are told to stop look for the next endpoint's coordinator, as after a loss.
 void Coordinator::finish_handover(Time now) {
-  if (!others_have_majority({}))
+  if (nodes_.size() < others_needed())
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();

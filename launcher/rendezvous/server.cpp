@@ -91,12 +91,6 @@ bool CoordinatorServer::hand_over(const std::string& id, int signal, const std::
   return goes_on;
 }
 
-std::string CoordinatorServer::drain(const std::string& node, bool in_place) {
-  std::string problem = coordinator_.drain(node, in_place, Coordinator::Clock::now());
-  deliver();
-  return problem;
-}
-
 asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
   bool warned = false;
   for (;;) {

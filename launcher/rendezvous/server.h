@@ -81,12 +81,6 @@ class CoordinatorServer {
   /// As Coordinator::hand_over().
   bool hand_over(const std::string& id, int signal, const std::string& reason);
 
-  /// As in Coordinator.
-  std::string drain(const std::string& node, bool in_place);
-  std::string why_not_drain(const std::string& node, const std::string& own) const {
-    return coordinator_.why_not_drain(node, own);
-  }
-
   bool ended() const { return coordinator_.ended().has_value(); }
   /// How; null: it has not.
   const End* how_ended() const { return ended() ? &*coordinator_.ended() : nullptr; }

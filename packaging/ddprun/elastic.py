@@ -558,7 +558,7 @@ class _Rounds:
         self._told = threading.Condition()
         self._newest: Optional[Tuple[Dict[str, Any], Optional[int]]] = None  # a later round, and rank 0's socket
         self._abort_at = self._leave_until = float("inf")
-        self._over = self._ended = self._warned = self._needs_node = False
+        self._over = self._ended = self._warned = False
         self.recovering = self._socket is not None  # this rank would go on if another one were lost
         self._store: Any = None
         if self._socket is not None or _Rounds._calls > 0:
@@ -584,7 +584,6 @@ class _Rounds:
             print(f"elastic: if a rank is lost, all start again from {last}: {why_not}", file=sys.stderr, flush=True)
         self._warned = self._warned or bool(why_not)
         self.recovering = self._socket is not None and not why_not
-        self._needs_node = state._shards is not None  # the other copy may be on the same node
         self._say(not why_not)
 
     def check(self) -> None:
@@ -639,8 +638,7 @@ class _Rounds:
     def _say(self, recovers: bool) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # ddprun is gone
-                abilities = {"recovers": recovers, "stands_by": True, "needs_node": self._needs_node}
-                self._socket.send(json.dumps(abilities).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._socket.send(json.dumps({"recovers": recovers, "stands_by": True}).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _connect(self) -> None:
         if "RANK" not in os.environ:  # alone

@@ -3,7 +3,6 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "tests/integration/job.h"
 

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "tests/integration/cifar10_files.h"
-#include "tests/integration/named_nodes.h"
 #include "tests/integration/node_job.h"
 #include "tests/integration/training_job.h"
 
@@ -417,32 +416,6 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   CHECK(count_of("part of the state was lost: continuing from the last checkpoint", nodes.node(0).err()) ==
         (copies ? 0 : 1));
   CHECK((weights(whole) == weights(killed)));
-}
-
-TEST_CASE("a drained node saves its parts of the state, although a copy of an earlier step is elsewhere",
-          "[training]") {
-  need_fashion_mnist();
-  const TempDir dir;
-  const std::vector<std::string> more = {"--memory-checkpoint-every=50",
-                                         "--checkpoint-every-steps=1000",
-                                         "--max-steps=400",
-                                         "--epochs=30",
-                                         "--fsdp",
-                                         "--replicate-shards"};
-  const auto whole = dir.path() / "whole", drained = dir.path() / "drained";
-  Child undisturbed(recovering(2, whole, more));
-  NamedNodes nodes(3, {"--spares=1"});
-  for (int node = 0; node < 2; ++node) nodes.add(recovering(1, drained, more));
-  REQUIRE(nodes.node(0).wait_for_output("Loss", 1));
-  nodes.add(recovering(1, drained, more));
-  REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
-  REQUIRE(nodes.ctl(0, {"drain", nodes.name(1)}).status == ExitStatus::exited(0));
-  for (const std::size_t node : {0, 1, 2}) CHECK(nodes.node(node).wait(kTraining) == ExitStatus::exited(0));
-  CAPTURE(nodes.node(0).out(), nodes.node(0).err(), nodes.node(2).err());
-  CHECK(count_of(" takes its ranks", nodes.node(0).err()) == 0);  // it would be killed at once
-  CHECK(count_of("resumed from ", nodes.node(0).out()) == 1);
-  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
-  CHECK((weights(whole) == weights(drained)));
 }
 
 TEST_CASE("ranks that have nowhere to keep their parts of the state all start again", "[training]") {

@@ -394,7 +394,7 @@ class Script {
        {true,
         [](auto& yes) {
           ddprun::send_abilities(std::stoi(variable("DDPRUN_ROUND_FD")),
-                                 {yes != "false", ddprun::can_stand_by(), yes == "with its node"});
+                                 {yes == "true", ddprun::can_stand_by()});
         }}},
       {"stand-by",
        {true,

@@ -274,13 +274,9 @@ TEST_CASE("the others go on when the user ends a node", "[elastic]") {
   const auto ids = rig.form({"a", "b", "c"});
   rig.say(ids[2], Leave{SIGTERM});
   CHECK(rig.last<Stop>(ids[0]) == Stop{0, "node c (10.0.0.3) received SIGTERM", false, {}, SIGTERM});
-  CHECK(rig.count<Stop>(ids[2]) == 0);
-  for (const auto id : {ids[0], ids[1]}) rig.say(id, Ended{0});
-  rig.pass(5s);
-  CHECK(rig.count<Start>(ids[0]) == 1);  // its workers may be saving what the next round continues with
   rig.obey();
-  CHECK(rig.last<End>(ids[2]) == End{143, "node c (10.0.0.3) received SIGTERM"});
   CHECK(rig.last<Start>(ids[0]).world_size == 2);
+  CHECK(rig.round_of(ids[2]) == 0);  // nothing was said to it
   rig.lose(ids[2]);
   CHECK(rig.round_of(ids[0]) == 1);
 }

@@ -79,7 +79,6 @@ class CoordinatorRig {
 
   void say(Id id, const NodeMessage& message) {
     coordinator_.receive(id, message, "10.0.0." + std::to_string(id), now_);
-    if (std::holds_alternative<Leave>(message)) untold_.emplace_back(id, Stop{});  // its workers will end
     collect();
   }
 
@@ -92,16 +91,6 @@ class CoordinatorRig {
     const bool goes_on = coordinator_.hand_over(id, SIGTERM, "node a received SIGTERM", now_);
     collect();
     return goes_on;
-  }
-
-  std::string drain(const std::string& node, bool in_place) {
-    auto problem = coordinator_.drain(node, in_place, now_);
-    collect();
-    return problem;
-  }
-
-  std::string why_not_drain(const std::string& node, const std::string& own) const {
-    return coordinator_.why_not_drain(node, own);
   }
 
   void end(int exit_code, const std::string& reason) {

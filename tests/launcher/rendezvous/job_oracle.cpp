@@ -41,18 +41,8 @@ bool JobOracle::present(Id id) const {
   return found != nodes_.end() && found->second.standing == Standing::kPresent;
 }
 
-std::set<JobOracle::Id> JobOracle::drained_by(const Cause& cause) const {
-  std::set<Id> drained;
-  const auto* drain = std::get_if<Drain>(&cause);
-  for (const auto& [id, node] : nodes_)
-    if (drain != nullptr && drain->accepted && present(id) && node.join.node == drain->node)
-      drained.insert(id);
-  return drained;
-}
-
 void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended) {
   const bool joins = nodes_.count(id) == 0 && said<Join>(cause) != nullptr;
-  const std::set<Id> drained = drained_by(cause);
   note_input(id, cause);
   const auto answers = [id](const auto& sent) {
     return sent.first == id && !std::holds_alternative<Beat>(sent.second);
@@ -61,17 +51,13 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   promise(!said<Summary>(cause) || std::none_of(messages.begin(), messages.end(), answers) ||
               all<Refused>(messages).empty(),
           "a node is refused for its summary");
-  const auto* drain = std::get_if<Drain>(&cause);
-  promise(drain == nullptr || drain->accepted || messages.empty(), "a node that stays is told something");
   check_lead(id, cause, messages);
   check_start(messages);
   check_stop(id, cause, messages);
   check_end(id, cause, messages, ended);
   check_each(messages);
   // Only now: a signal may end the job for all, him who left included.
-  if (said<Leave>(cause) && present(id)) nodes_[id].standing = Standing::kLeaves;
-  for (const Id each : drained)
-    if (present(each)) nodes_[each].standing = Standing::kLeaves;
+  if (said<Leave>(cause) && nodes_.count(id) > 0) nodes_[id].standing = Standing::kGone;
 }
 
 void JobOracle::note_input(Id id, const Cause& cause) {
@@ -94,11 +80,10 @@ void JobOracle::check_each(const Outgoing& messages) {
     const std::string who = "node " + std::to_string(id) + ": ";
     promise(nodes_.count(id) > 0, who + "a message before it has joined");
     Node& node = nodes_.at(id);
-    const bool is_last = std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message);
-    promise(node.standing == Standing::kPresent ||
-                (node.standing == Standing::kLeaves && (is_last || std::holds_alternative<Beat>(message))),
-            who + "a message after it was lost, refused, told the end or has left");
-    if (is_last) node.standing = Standing::kGone;
+    promise(node.standing == Standing::kPresent,
+            who + "a message after it was lost, refused or told the end");
+    if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message))
+      node.standing = Standing::kGone;
     if (const auto* lead = std::get_if<Lead>(&message)) {
       promise(lead->round > led_round_, who + "round numbers do not grow");
       promise(!node.open_round || leads_in_place_, who + "leads before it has ended its former round");
@@ -114,7 +99,7 @@ void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messag
   std::set<Id> leaving;
   for (const auto& [id, message] : messages) {
     if (std::holds_alternative<Lead>(message)) break;
-    if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message)) leaving.insert(id);
+    if (std::holds_alternative<Refused>(message)) leaving.insert(id);
   }
   if (said<Leave>(cause)) leaving.insert(sender);
   leads_in_place_ = std::any_of(members_.begin(), members_.end(), [&](Id id) {
@@ -131,9 +116,6 @@ void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messag
 void JobOracle::check_start(const Outgoing& messages) {
   const auto starts = all<Start>(messages);
   if (starts.empty()) return;
-  promise(std::ranges::none_of(nodes_,
-                               [](const auto& entry) { return entry.second.standing == Standing::kLeaves; }),
-          "a round starts while the workers of a node that leaves may be saving");
   const Start& first = starts.front().second;
   const auto size = starts.size();
   promise(first.number == led_round_ && first.number > started_round_, "a round starts that nobody leads");
@@ -206,16 +188,15 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
   const auto stops = all<Stop>(messages);
   if (stops.empty()) return;
   int led = led_round_;
-  const std::set<Id> drained = drained_by(cause);
-  std::set<Id> stopped, expected;
   for (const auto& [id, message] : messages) {
+    if (std::holds_alternative<Stop>(message)) break;
     if (const auto* lead = std::get_if<Lead>(&message))
       led = lead->round;  // in place; another loss ends it at once
-    const auto* stop = std::get_if<Stop>(&message);
-    if (stop == nullptr) continue;
-    promise(stop->round == led && stop->round > nodes_.at(id).stopped_round,
-            "a stop of a round that is none");
-    nodes_.at(id).stopped_round = stop->round;
+  }
+  std::set<Id> stopped, expected;
+  for (const auto& [id, stop] : stops) {
+    promise(stop.round == led && stop.round > nodes_.at(id).stopped_round, "a stop of a round that is none");
+    nodes_.at(id).stopped_round = stop.round;
     stopped.insert(id);
   }
   for (const Id id : members_)
@@ -223,17 +204,7 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (stopped.count(id) == 0) expected.erase(id);
   if (said<Leave>(cause)) expected.erase(sender);
-  for (const Id id : drained) {
-    // Those that stand by, or have ended their workers already, are not asked to.
-    if (expected.contains(id) && nodes_.at(id).open_round)
-      promise(stopped.contains(id), "a drained node works on");
-    stopped.erase(id);
-    expected.erase(id);
-  }
   const bool includes = std::includes(stopped.begin(), stopped.end(), expected.begin(), expected.end());
-  if (std::holds_alternative<Drain>(cause))
-    return promise(stopped.empty() || (led != started_round_ ? includes : stopped == expected),
-                   "a drain stops some of the other members");
   promise(led != started_round_ ? !leads_in_place_ || includes : stopped == expected,
           "not the members of the round are stopped");
   // Of a fixed size, and with nobody to take a lost node's place.
@@ -250,7 +221,7 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
 
 void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& messages,
                           const std::optional<End>& ended) {
-  auto ends = all<End>(messages);
+  const auto ends = all<End>(messages);
   if (over_) {
     promise(said<Join>(cause) ? ends.size() <= 1 : messages.empty(), "a message after the end of the job");
     for (const auto& [id, end] : ends)
@@ -258,13 +229,6 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
     return;
   }
   over_ = ended.has_value();
-  // Its own end: the job may go on, or end with another one.
-  const bool leaves = said<Leave>(cause) || (said<Ended>(cause) && nodes_.contains(sender) &&
-                                             nodes_.at(sender).standing == Standing::kLeaves);
-  const std::set<Id> drained = drained_by(cause);
-  std::erase_if(ends, [&](const auto& sent) {
-    return (leaves && sent.first == sender) || drained.contains(sent.first);
-  });
   if (!over_) return promise(ends.empty(), "an end of a job that goes on");
   std::set<Id> told, expected;
   for (const auto& [id, end] : ends) {
@@ -275,12 +239,13 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
     promise(end.user_signal == ended->user_signal, "the workers of one job end with different signals");
   }
   for (const auto& [id, node] : nodes_)
-    if (node.standing != Standing::kGone && !(leaves && id == sender)) expected.insert(id);
+    if (present(id)) expected.insert(id);
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (told.count(id) == 0) expected.erase(id);
   if (const auto* leave = said<Leave>(cause))
     promise(ended->exit_code != exit_code_of_signal(leave->signal) || ended->user_signal == leave->signal,
             "an end that is silent about a user's signal");
+  if (said<Leave>(cause) && told.count(sender) == 0) expected.erase(sender);  // it needs not be told
   promise(told == expected, "not all nodes are told the end");
   if (ended->exit_code == 0 && !std::holds_alternative<HostEnds>(cause))
     promise(std::all_of(members_.begin(), members_.end(), [this](Id id) { return succeeded_.count(id) > 0; }),

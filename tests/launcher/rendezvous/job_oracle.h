@@ -17,13 +17,8 @@ using namespace launcher;
 struct ConnectionLost {};
 struct Tick {};
 struct HostEnds {};
-/// ddpctl drain
-struct Drain {
-  std::string node;
-  bool accepted = false;
-};
 /// What a coordinator is told.
-using Cause = std::variant<NodeMessage, ConnectionLost, Tick, HostEnds, Drain>;
+using Cause = std::variant<NodeMessage, ConnectionLost, Tick, HostEnds>;
 using Outgoing = std::vector<std::pair<Coordinator::NodeId, CoordinatorMessage>>;
 
 /// Sees all that goes into a coordinator and comes out of it, and knows what may. Keeps its own, simpler
@@ -40,7 +35,7 @@ class JobOracle {
   int rounds_in_place() const { return rounds_in_place_; }
 
  private:
-  enum class Standing { kPresent, kLeaves, kGone };  // kGone: refused, lost or left, or the job is over
+  enum class Standing { kPresent, kGone };  // kGone: refused, lost or left, or the job is over
   struct Node {
     Standing standing = Standing::kPresent;
     Join join;
@@ -59,7 +54,6 @@ class JobOracle {
   void check_stop(Id sender, const Cause& cause, const Outgoing& messages);
   void check_end(Id sender, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended);
   bool present(Id id) const;
-  std::set<Id> drained_by(const Cause& cause) const;
 
   CoordinatorSettings settings_;
   std::map<Id, Node> nodes_;

@@ -10,7 +10,7 @@ using namespace launcher;
 namespace {
 
 constexpr unsigned kMostDisturbances = 12;
-constexpr std::chrono::milliseconds kBeatsEvery{25};
+constexpr std::chrono::milliseconds kBeatPause{25};
 
 }  // namespace
 
@@ -33,13 +33,6 @@ void JobSimulation::disturb() {
     coordinator_.end(130, "SIGINT");
     return coordinate(0, HostEnds());
   }
-  if (chance(10)) {
-    static const std::array<const char*, 3> nodes = {"n1", "n2", "a"};  // two may share a name
-    const std::string node = nodes.at(below(3));
-    const std::string problem = coordinator_.drain(node, /*in_place=*/chance(50), now_);
-    note(0, "drains " + node + ": " + problem);
-    return coordinate(0, Drain{node, problem.empty()});
-  }
   if (chance(15)) {
     if (now_ > stalled_until_ + Milliseconds(50)) stalled_until_ = now_ + up_to(150);
     return;
@@ -54,10 +47,9 @@ void JobSimulation::disturb() {
       return after(Milliseconds(125), [this, id] { hang_up(id); });
     case 2:
       note(id, "leaves");
+      nodes_.at(id).running.reset();
       say(id, Leave{SIGINT});
-      if (chance(30)) return hang_up(id);
-      end_workers(id, last_round_);  // and hears its last word
-      return after(Milliseconds(80), [this, id] { hang_up(id); });
+      return hang_up(id);
     case 3:
     case 4:
       return talk_nonsense(id);
@@ -98,7 +90,7 @@ void JobSimulation::beat(Id id) {
   if (!nodes_.at(id).alive) return;
   say(id, Beat());
   if (chance(30)) say(id, Summary{last_round_, "{}"});
-  after(kBeatsEvery, [this, id] { beat(id); });
+  after(kBeatPause, [this, id] { beat(id); });
 }
 
 void JobSimulation::talk_nonsense(Id id) {
@@ -167,8 +159,7 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
     end_workers(id, stop->round);
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
     const auto* end = std::get_if<End>(&message);
-    const bool drained = end != nullptr && end->reason.ends_with(" is drained");
-    if (end != nullptr && end->exit_code == 0 && !drained && node.honest && node.running && !node.succeeded)
+    if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded)
       throw BrokenPromise("the job has succeeded while workers run");
     node.running.reset();
     after(up_to(20), [this, id] { hang_up(id); });

@@ -105,8 +105,7 @@ void TakeoverSimulation::disturb() {
       return note(host, "pauses");
     case 3:
       for (Host each = 0; each < hosts_.size(); ++each)
-        if (listens(each) && now_ >= hosts_[each].paused_until)
-          return each == host || chance(50) ? leave(each) : drain(each, host);
+        if (listens(each) && now_ >= hosts_[each].paused_until) return leave(each);
       return;
     default:
       cut_network();
@@ -160,13 +159,6 @@ void TakeoverSimulation::leave(Host host) {
   note(host, "hands over");
   hosts_[host].leaves = true;
   deliver(host);
-}
-
-void TakeoverSimulation::drain(Host coordinator, Host host) {
-  const std::string problem =
-      hosts_[coordinator].coordinator->drain(endpoint_of(host).host, chance(50), clock(coordinator));
-  note(host, "is drained by h" + std::to_string(coordinator) + ": " + problem);
-  deliver(coordinator);
 }
 
 std::string TakeoverSimulation::id_of(Host host) const {
@@ -384,8 +376,6 @@ void TakeoverSimulation::note_round(Host host, Life coordinator, int nodes) {
 
 /// Whether the exit code has its cause.
 void TakeoverSimulation::check_end(Host coordinator, const End& end) const {
-  if (hosts_[coordinator].leaves && end.exit_code == 128 + SIGTERM) return;  // for its own node, or too few
-  if (end.exit_code == 0 && end.reason.ends_with(" is drained")) return;
   const LastRound& last = last_rounds_.at(life_of(coordinator));
   const bool unused = end.reason.find("ended without this node") != std::string::npos;
   if (end.exit_code == 0 && last.members != last.succeeded)

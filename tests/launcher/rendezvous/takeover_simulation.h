@@ -25,11 +25,12 @@ using namespace launcher;
 /// An elastic job, or one of a fixed size with a spare, of 2 to 6 hosts, of which some may have the
 /// coordinator one after the other, over a network that is cut (in two halves, around one host, between two,
 /// in one direction only) and mended in one go or halfway first, while hosts fall out, programs die, start
-/// again and pause, and users end the coordinator's node or drain others; the hosts' clocks run at different
-/// speeds; all of it from one seed. The promises: once a coordinator's round has begun, one that was before
-/// it begins none, but where it has just woken: that one ends, with its nodes' workers, as soon as it has
-/// noticed; no node is sent away before it has succeeded, but where one that has started again took its
-/// place; every exit code has its cause; once nothing disturbs them, nodes that can go on do so long before
+/// again and pause, and users end the coordinator's node; the hosts' clocks run at different speeds; all of
+/// it from one seed. The promises: once a
+/// coordinator's round has begun, one that was before it begins none, but where it has just woken: that one
+/// ends, with its nodes' workers, as soon as it has noticed; no node is sent away before it has succeeded,
+/// but where one that has started again took its place; every exit code has its cause; once nothing disturbs
+/// them, nodes that can go on do so long before
 /// --join-timeout; and every program ends in time.
 class TakeoverSimulation {
  public:
@@ -105,7 +106,6 @@ class TakeoverSimulation {
   void announce_halfway(Host coordinator);
   void kill(Host host, bool with_power);
   void leave(Host host);
-  void drain(Host coordinator, Host host);
   void start_again(Host host);
   bool carries(Host from, Host to) const;
   bool reach(Host a, Host b) const { return carries(a, b) && carries(b, a); }

@@ -175,8 +175,8 @@ Rounds::~Rounds() {
 
 bool Rounds::enabled() const { return state_->fd.has_value(); }
 
-void Rounds::announce(bool can_go_on, bool needs_node) const {
-  if (enabled()) send_abilities(*state_->fd, {can_go_on, can_stand_by(), needs_node});
+void Rounds::announce(bool can_go_on) const {
+  if (enabled()) send_abilities(*state_->fd, {can_go_on, can_stand_by()});
 }
 
 const WorkerEnv& Rounds::env() const { return state_->env; }

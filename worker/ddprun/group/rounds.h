@@ -44,9 +44,7 @@ class Rounds {
 
   /// Tells ddprun whether this program can continue after losing another rank. If not, or before the first
   /// call, ddprun restarts all ranks.
-  ///
-  /// needs_node  the loss of a whole node costs steps, since its ranks hold what no other node has
-  void announce(bool can_go_on, bool needs_node = false) const;
+  void announce(bool can_go_on) const;
 
   /// This round's environment: MASTER_PORT, the restart count and the round differ in each.
   const WorkerEnv& env() const;
