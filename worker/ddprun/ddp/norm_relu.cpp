@@ -145,11 +145,11 @@ struct Matrix {
 };
 
 /// Per channel, of a batch.
-struct Statistics {
+struct Moments {
   Tensor mean, inverse;  ///< float [C]; 1 / sqrt(var + eps)
 };
 
-Statistics statistics(const Tensor& input, const norm_relu::Parameters& parameters) {
+Moments moments(const Tensor& input, const norm_relu::Parameters& parameters) {
   const Matrix matrix(input);
   const auto* x = bits_of(input);
   const auto channels = static_cast<std::size_t>(matrix.channels);
@@ -159,7 +159,7 @@ Statistics statistics(const Tensor& input, const norm_relu::Parameters& paramete
     add_distances(x + first * matrix.channels, count, matrix.channels, shift.data(), sum, squares);
   });
   const auto options = at::TensorOptions().dtype(at::kFloat);
-  Statistics s{at::empty({matrix.channels}, options), at::empty({matrix.channels}, options)};
+  Moments s{at::empty({matrix.channels}, options), at::empty({matrix.channels}, options)};
   auto var = at::empty({matrix.channels}, options);
   const auto count = static_cast<double>(matrix.rows);
   for (std::size_t c = 0; c < channels; ++c) {
@@ -181,7 +181,7 @@ struct NormRelu : torch::autograd::Function<NormRelu> {
                         const std::optional<Tensor>& residual, const Tensor& weight, const Tensor& bias,
                         const norm_relu::Parameters& parameters) {
     const Matrix matrix(input);
-    const Statistics s = statistics(input, parameters);
+    const Moments s = moments(input, parameters);
     const Tensor scale = weight * s.inverse, offset = bias - s.mean * scale;
     Tensor y = at::empty_like(input);
     const auto* added = residual ? bits_of(*residual) : nullptr;
