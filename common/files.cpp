@@ -85,9 +85,8 @@ int pipe_to_write_to(std::optional<int> fd) {
   struct stat info {};
   if (!fd || ::fstat(*fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return -1;
   const int flags = ::fcntl(*fd, F_GETFL);
-  if (flags < 0 || (flags & O_ACCMODE) != O_WRONLY) return -1;
+  if (flags < 0 || (flags & O_ACCMODE) != O_WRONLY || (flags & O_NONBLOCK) == 0) return -1;
   ::fcntl(*fd, F_SETFD, FD_CLOEXEC);
-  ::fcntl(*fd, F_SETFL, O_WRONLY | O_NONBLOCK);
   return *fd;
 }
 

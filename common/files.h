@@ -65,8 +65,9 @@ void write_stdout(std::string_view text);
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
 
-/// Returns an inherited descriptor if it is the writing end of a pipe: from now on it does not block, and
-/// child programs do not inherit it. Otherwise returns -1 and leaves the descriptor alone.
+/// Returns an inherited descriptor if it is the writing end of a pipe that does not block, as ddprun's are
+/// and those of a program's own children are not: from now on child programs do not inherit it. Otherwise
+/// returns -1 and leaves the descriptor alone.
 int pipe_to_write_to(std::optional<int> fd);
 
 /// Replaces path with the given bytes. Even after a crash the file is either the old one or the new one:
