@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun {
 namespace {
@@ -181,8 +182,12 @@ FolderLock lock_folder(const std::filesystem::path& path) {
   const std::lock_guard guard(mutex);
   auto& own = locked[{of_folder.st_dev, of_folder.st_ino}];
   auto lock = own.lock();
-  if (lock == nullptr && (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK))
-    own = lock = std::make_shared<const UniqueFd>(std::move(fd));
+  if (lock != nullptr) return lock;
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return nullptr;
+    log_warning(IoError(path, "cannot be locked, so nothing keeps another run out of it", errno).what());
+  }
+  own = lock = std::make_shared<const UniqueFd>(std::move(fd));
   return lock;
 }
 

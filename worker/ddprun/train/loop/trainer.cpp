@@ -493,6 +493,7 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
+  const auto alone = group.rank() == 0 ? only_training_in(options.out) : nullptr;
   std::vector<FolderLock> locks;  // first: until an earlier run has ended, it may write a newer checkpoint
   if (group.rank() == 0 && std::filesystem::is_directory(options.out)) locks = lock_run_folder(options.out);
   auto resumed = options.memory != nullptr && options.memory->state

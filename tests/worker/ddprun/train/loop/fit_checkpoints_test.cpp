@@ -13,6 +13,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,8 +21,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/train/loop/trainer.h>
-#include <ddprun/train/model/callback.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
@@ -173,20 +174,42 @@ TEST_CASE("the checkpoints of a run that has set another aside are locked as wel
   auto options = options_in(dir.path() / "run", 1);
   run(make_task(), options);
   options.overwrite = true;
-  struct Look : Callback {
-    explicit Look(fs::path out) : checkpoints(out / "checkpoints") {}
-    void on_step(const TrainState&, Control&) override {
-      const UniqueFd other(::open(checkpoints.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-      is_locked = ::flock(other.get(), LOCK_EX | LOCK_NB) != 0;
-    }
-    std::string name() const override { return "Look"; }
-    fs::path checkpoints;
-    bool is_locked = false;
+  const auto at_step = [&](std::int64_t) {
+    const UniqueFd other(::open((options.out / "checkpoints").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (::flock(other.get(), LOCK_EX | LOCK_NB) == 0) throw std::runtime_error("nobody has locked it");
   };
-  const auto look = std::make_shared<Look>(options.out);
-  options.callbacks = {look};
+  run(make_task(at_step), options);
+}
+
+TEST_CASE("a program does not train twice at once in one folder", "[fit]") {
+  const TempDir dir;
+  const auto options = options_in(dir.path() / "run", 1);
+  const auto twice = [&] {
+    run_ranks(1, [&](const ProcessGroup& group) {
+      fit(make_task([&](std::int64_t) { fit(make_task(), options, group); }), options, group);
+    });
+  };
+  CHECK_THROWS_WITH(twice(), ContainsSubstring("this program trains in"));
   run(make_task(), options);
-  CHECK(look->is_locked);
+}
+
+TEST_CASE("a branch that was killed before its first checkpoint leaves the run as it was", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 2);
+  run(make_task(), options);
+  const auto metrics = options.out / "metrics.csv";
+  const auto rows = read_file(metrics);
+  {
+    RunFolder killed(options.out);
+    killed.resume(killed.identity(), /*is_newest=*/false, {"metrics.csv"});
+    killed.claim(metrics);
+    write_file_atomic(metrics, "the killed branch's\n");
+  }
+  REQUIRE(RunFolder(options.out).identity().branch == 2);
+  options.checkpoint.resume = "auto";
+  run(make_task([](std::int64_t) { throw std::runtime_error("there is nothing left to train"); }), options);
+  CHECK(read_file(metrics) == rows);
+  CHECK(RunFolder(options.out).identity().branch == 3);
 }
 
 TEST_CASE("a checkpoint's name has no folder", "[fit]") {
