@@ -21,8 +21,8 @@ std::filesystem::path newest_version(const std::filesystem::path& path);
 /// A file or a folder, to another disk as well. throws IoError
 void move_file(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// All that is in a folder, into folders that are there already as well; needs no room on a full disk. Warns of
-/// what stays.
+/// All that is in a folder, into folders that are there already as well; needs no room on a full disk. Warns
+/// of what stays.
 void move_back(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Also those in it.

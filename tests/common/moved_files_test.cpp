@@ -33,7 +33,8 @@ TEST_CASE("what was moved goes back, into folders that are there again as well",
   create_folders(run / "checkpoints");
   write_file_atomic(run / "checkpoints/mine", "mine");
   move_back(aside, run);
-  for (const char* name : {"run.json", "checkpoints/last.pt", "best/model"}) CHECK(read_file(run / name) == name);
+  for (const char* name : {"run.json", "checkpoints/last.pt", "best/model"})
+    CHECK(read_file(run / name) == name);
   CHECK(read_file(run / "checkpoints/mine") == "mine");
   CHECK_FALSE(is_there(aside));
 }
