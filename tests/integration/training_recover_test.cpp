@@ -426,7 +426,7 @@ TEST_CASE("workers that start again because a node joins continue their own run"
   const auto add_node = [&] {
     auto command = mnist(1, out,
                          {"--data=fashion-mnist", "--limit-train=512", "--limit-test=64", "--batch-size=16",
-                          "--epochs=30", "--log-interval=1", "--no-report"});
+                          "--epochs=8", "--log-interval=1", "--no-report"});
     const auto flags = nodes.flags({"--nnodes=1:2", "--last-call=0"});
     command.argv.insert(std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM), flags.begin(),
                         flags.end());
