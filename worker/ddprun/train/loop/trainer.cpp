@@ -402,8 +402,10 @@ class Trainer {
     memory_.commit(at_, {at_.epoch + 1, 0}, Evaluating::kNothing);
     const bool due = at_.epoch % run_.options.checkpoint.save_every == 0;
     const bool with_weights = due && !run_.task.weights_file.empty();
-    if ((due || at_.epoch + 1 >= run_.options.epochs || over()) &&
-        save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
+    const bool of_epoch = due || at_.epoch + 1 >= run_.options.epochs || over();
+    const auto every = run_.options.checkpoint.every_steps;
+    if ((of_epoch || (every > 0 && at_.step % every == 0)) &&
+        save({at_.epoch + 1, 0}, of_epoch && judges_epochs() ? Occasion::kValidation : Occasion::kStep,
              with_weights ? run_.options.out / run_.task.weights_file : ""))
       log_.print(run_.task.weights_line(at_.epoch, run_.options.out / run_.task.weights_file));
     ++at_.epoch;

@@ -181,6 +181,18 @@ TEST_CASE("the checkpoints of a run that has set another aside are locked as wel
   run(make_task(at_step), options);
 }
 
+TEST_CASE("a step at which to save is saved although it is its epoch's last", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 3);
+  options.checkpoint.save_every = 100;
+  options.checkpoint.every_steps = kSteps;
+  const auto at_step = [](std::int64_t step) {
+    if (step == kSteps + 1) throw std::runtime_error("lost");
+  };
+  CHECK_THROWS(run(make_task(at_step), options));
+  CHECK(read_checkpoint(options.out / "checkpoints/last.pt").step == kSteps);
+}
+
 TEST_CASE("a program does not train twice at once in one folder", "[fit]") {
   const TempDir dir;
   const auto options = options_in(dir.path() / "run", 1);
