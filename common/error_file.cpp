@@ -99,15 +99,16 @@ ErrorFileContent interpret(const std::string& bytes) {
 
 }  // namespace
 
-void write_error_file(const std::filesystem::path& path, const WorkerError& error) {
+bool write_error_file(const std::filesystem::path& path, const WorkerError& error) {
   struct stat info {};
-  if (::lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return;
+  if (::lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return false;
   json message = {
       {"message", error.message},
       {"extraInfo", {{"py_callstack", error.call_stack}, {"timestamp", std::to_string(error.timestamp)}}}};
   if (error.error_code) message["errorCode"] = *error.error_code;
   const json root = {{"message", message}};
   write_file_atomic(path, root.dump(-1, ' ', false, json::error_handler_t::replace));
+  return true;
 }
 
 ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept try {

@@ -56,8 +56,9 @@ struct WorkerError {
 /// Writes torch elastic's format, atomically; without errorCode if there is none:
 ///   {"message": {"message": TEXT, "extraInfo": {"py_callstack": TEXT, "timestamp": "SECONDS"}, "errorCode":
 ///   N}}
-/// Leaves anything but a regular file, such as /dev/null, alone. throws IoError
-void write_error_file(const std::filesystem::path& path, const WorkerError& error);
+/// Leaves anything but a regular file, such as /dev/null, alone. returns whether it has written. throws
+/// IoError
+bool write_error_file(const std::filesystem::path& path, const WorkerError& error);
 
 struct ErrorFileContent {
   std::optional<WorkerError> error;  ///< none: no file, or a problem

@@ -127,6 +127,11 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
 }
 
 bool is_device_or_pipe(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto where =
+      std::filesystem::canonical(path.has_parent_path() ? path.parent_path() : ".", error).native();
+  const auto link = std::filesystem::read_symlink(path, error).native();
+  if (where.starts_with("/proc/") || link.starts_with("/proc/")) return true;  // an open one: /dev/stdout
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
 }

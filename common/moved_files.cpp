@@ -16,9 +16,12 @@ bool is_there(const fs::path& path) {
   throw IoError(path, "cannot be looked up", error.value());
 }
 
-std::vector<fs::path> entries_of(const fs::path& folder) {
+std::vector<fs::path> folder_entries(const fs::path& folder) {
   std::error_code error;
-  return {fs::directory_iterator(folder, error), fs::directory_iterator()};
+  std::vector<fs::path> entries;
+  for (fs::directory_iterator entry(folder, error); entry != fs::directory_iterator(); entry.increment(error))
+    entries.push_back(entry->path());
+  return entries;
 }
 
 fs::path free_path(const fs::path& path, const std::string& addition) {
@@ -54,7 +57,7 @@ void move_file(const fs::path& from, const fs::path& to) {
 
 void move_back(const fs::path& from, const fs::path& to) {
   std::error_code error;
-  for (const auto& path : entries_of(from)) try {
+  for (const auto& path : folder_entries(from)) try {
       const auto back = to / path.filename();
       if (is_there(back) && fs::is_directory(fs::symlink_status(path, error)))
         move_back(path, back);
@@ -68,7 +71,7 @@ void move_back(const fs::path& from, const fs::path& to) {
 
 void remove_empty_folders(const fs::path& folder) {
   std::error_code error;
-  for (const auto& path : entries_of(folder))
+  for (const auto& path : folder_entries(folder))
     if (fs::is_directory(fs::symlink_status(path, error))) remove_empty_folders(path);
   fs::remove(folder, error);
 }

@@ -9,8 +9,8 @@ namespace ddprun {
 /// A link counts whether it leads anywhere or not. throws IoError if that cannot be told
 bool is_there(const std::filesystem::path& path);
 
-/// A folder's; none if it cannot be read.
-std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+/// A folder's, as far as it can be read.
+std::vector<std::filesystem::path> folder_entries(const std::filesystem::path& folder);
 
 /// A name beside the path that is free: last-earlier.pt, last-earlier-v1.pt, ...
 std::filesystem::path free_path(const std::filesystem::path& path, const std::string& addition);

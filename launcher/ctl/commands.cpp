@@ -18,6 +18,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include "launcher/job/server.h"
@@ -223,16 +224,15 @@ std::vector<JobConnection> find_jobs() {
   std::vector<JobConnection> jobs;
   const auto folder = control_folder();
   if (!is_private_folder(folder)) return jobs;
-  std::error_code unreadable;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
-    if (entry.path().extension() == ".new" && is_old(entry.path())) ::unlink(entry.path().c_str());
-    if (entry.path().extension() != ".sock") continue;
+  for (const auto& entry : folder_entries(folder)) {
+    if (entry.extension() == ".new" && is_old(entry)) ::unlink(entry.c_str());
+    if (entry.extension() != ".sock") continue;
     try {
-      JobConnection job(entry.path());
+      JobConnection job(entry);
       job.view_ = job.ask({{"ask", "status"}}, kFirstAnswer);
       jobs.push_back(std::move(job));
     } catch (const IoError& error) {  // the job has ended or is about to, or ddprun is stopped
-      if (error.error_number == ECONNREFUSED) ::unlink(entry.path().c_str());
+      if (error.error_number == ECONNREFUSED) remove_if_dead(entry);
       if (error.error_number == ETIMEDOUT) log_warning(error.what());
     }
   }

@@ -104,6 +104,7 @@ struct WriterThread::Queue {
   void tell_loop() const { ::eventfd_write(event.get(), 1); }
   bool has_news() const { return (waits_for_room && bytes < full / 2) || written >= awaited; }
 
+  static constexpr std::size_t kMostInPiece = std::size_t{64} << 10;
   static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
 
   std::size_t full;
@@ -181,7 +182,11 @@ void WriterThread::write(std::shared_ptr<WriteTarget> target, std::string bytes)
   check_invariant(!queue_->stop, "nothing is written after the end");
   queue_->bytes += bytes.size();
   check_invariant(queue_->written + queue_->bytes == passed_, "each byte is queued or written");
-  queue_->pieces.push_back({std::move(target), std::move(bytes)});
+  if (auto& pieces = queue_->pieces; !pieces.empty() && pieces.back().target == target &&
+                                     pieces.back().bytes.size() + bytes.size() <= Queue::kMostInPiece)
+    pieces.back().bytes += bytes;
+  else
+    pieces.push_back({std::move(target), std::move(bytes)});
   queue_->wake_up.notify_one();
 }
 

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <boost/asio/basic_socket_acceptor.hpp>
@@ -34,6 +35,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/clock.h"
@@ -295,20 +297,27 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobM
   asio::co_spawn(io, serve<stream_protocol>(std::move(acceptor), kMaxAskers, answer), asio::detached);
 }
 
+void remove_if_dead(const std::filesystem::path& socket) {
+  struct stat info {};
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = socket.filename(), path = socket;
+  const bool is_job =
+      name.size() == 8 + 5 && name.ends_with(".sock") && name.find_first_not_of("0123456789abcdef") == 8;
+  if (!is_job || path.size() >= sizeof address.sun_path || ::lstat(path.c_str(), &info) != 0 ||
+      !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid())
+    return;
+  path.copy(address.sun_path, path.size());
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (fd && ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
+      errno == ECONNREFUSED)
+    ::unlink(path.c_str());
+}
+
 void remove_dead_sockets() {
   const auto folder = control_folder();
   if (!is_private_folder(folder)) return;
-  std::error_code unreadable;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
-    if (entry.path().extension() != ".sock" || entry.path().native().size() >= sizeof(sockaddr_un::sun_path))
-      continue;
-    asio::io_context io;
-    stream_protocol::socket socket(io, stream_protocol());
-    boost::system::error_code error;
-    socket.non_blocking(true, error);
-    socket.connect(entry.path().string(), error);
-    if (error == asio::error::connection_refused) ::unlink(entry.path().c_str());
-  }
+  for (const auto& entry : folder_entries(folder)) remove_if_dead(entry);
 }
 
 ControlSocket::~ControlSocket() {

@@ -36,7 +36,9 @@ class ControlSocket {
   UniqueFd in_use_;             ///< the folder, locked so that systemd-tmpfiles leaves it alone
 };
 
-/// Removes the sockets of this user's jobs whose ddprun was killed.
+/// Removes a socket that a job made in control_folder() if its ddprun was killed: nobody listens there.
+void remove_if_dead(const std::filesystem::path& socket);
+/// All of them. What cannot be looked at stays.
 void remove_dead_sockets();
 
 /// --metrics-port: answers GET /metrics (Prometheus), /report (a worker's page), /status (JSON) and /healthz

@@ -162,7 +162,7 @@ void check_result_json(const std::filesystem::path& path, const std::string& sou
 void write_result_json(const std::filesystem::path& path, const JobRecord& record) {
   const std::string text = to_json(record);
   if (is_device_or_pipe(path)) {
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
     if (!fd) throw IoError(path, "cannot open", errno);
     write_text(path, fd.get(), text);
     return;

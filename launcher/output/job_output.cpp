@@ -7,6 +7,7 @@
 #include <chrono>
 #include <ctime>
 #include <optional>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -138,7 +139,6 @@ asio::awaitable<void> JobOutput::make_folder(std::function<bool()> give_up) {
   const std::string source = options_.output.log_dir_source;
   const std::function<void()> make = [made, path, source] {
     for_flag(source, [&] { *made = std::make_shared<const LogFolder>(path); });
-    link_latest(path);
   };
   const AsideEnd end = co_await run_aside(make, LoopClock::now() + kDiskPatience, &give_up);
   if (end == AsideEnd::kGivenUp) co_return;
@@ -159,8 +159,10 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
   for (int first = 0; first < workers; first += kFewFolders) {
     const std::function<void()> make = [folder = log_folder_, first,
                                         end = std::min(first + kFewFolders, workers),
-                                        name = std::filesystem::path(attempt_name(attempt))] {
+                                        name = std::filesystem::path(attempt_name(attempt)),
+                                        link = first == 0 && !std::exchange(linked_, true)] {
       for (int i = first; i < end; ++i) folder->open_below(name / std::to_string(i));
+      if (link) link_latest(folder->path());
     };
     const auto problem = co_await problem_of(make, attempt_folder(attempt), &give_up);
     if (!problem) co_return;

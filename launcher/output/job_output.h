@@ -83,6 +83,7 @@ class JobOutput {
   std::filesystem::path temp_folder_, started_in_;
   Console& console_;
   std::shared_ptr<const LogFolder> log_folder_;  ///< the job's, once made
+  bool linked_ = false;                          ///< DIR/latest leads to it
   bool folder_missing_ = false;                  ///< the last attempt's
 };
 

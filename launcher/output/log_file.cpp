@@ -9,6 +9,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/invariant.h>
+#include <ddprun/common/moved_files.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -68,11 +69,10 @@ bool leads_to_job(const fs::path& link) {
   if (name.size() < kEnd || name.find('/') != std::string::npos || name[name.size() - kEnd] != '_' ||
       name.find_last_not_of("0123456789abcdef") + kEnd != name.size())
     return false;
-  std::error_code error;
-  const fs::directory_iterator inside(link, error);
-  return error == std::errc::no_such_file_or_directory || std::ranges::any_of(inside, [](const auto& entry) {
-           return entry.path().filename().string().starts_with("attempt_");
-         });
+  if (!fs::exists(link)) return true;
+  return std::ranges::any_of(folder_entries(link), [](const auto& entry) {
+    return entry.filename().string().starts_with("attempt_");
+  });
 }
 
 bool leads_out(const fs::path& relative) {

@@ -157,7 +157,7 @@ TEST_CASE("an error file replaces nothing but a file", "[error_file]") {
   const auto pipe = folder.path() / "pipe", link = folder.path() / "link";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   std::filesystem::create_symlink("/dev/null", link);
-  for (const auto& path : {pipe, link}) write_error_file(path, {"text", "", 1, {}});
+  for (const auto& path : {pipe, link}) CHECK_FALSE(write_error_file(path, {"text", "", 1, {}}));
   CHECK(std::filesystem::is_fifo(pipe));
   CHECK(std::filesystem::is_symlink(link));
 }

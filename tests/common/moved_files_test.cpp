@@ -29,7 +29,7 @@ TEST_CASE("what was moved goes back, into folders that are there again as well",
     write_file_atomic(run / name, name);
   }
   for (const char* name : {"run.json", "checkpoints", "best"}) move_file(run / name, aside / name);
-  CHECK(entries_of(run).empty());
+  CHECK(folder_entries(run).empty());
   create_folders(run / "checkpoints");
   write_file_atomic(run / "checkpoints/mine", "mine");
   move_back(aside, run);

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include <ddprun/common/worker_env.h>
-#include "tests/integration/job.h"
+#include "tests/integration/node_job.h"
 
 namespace ddprun::test {
 namespace {
@@ -91,6 +91,12 @@ TEST_CASE("the logs of earlier attempts are kept", "[output]") {
   CHECK(name.starts_with("20"));
   CHECK(name[8] == '-');
   const Finished next(script({"--log-dir", folder.path(), "-r3"}, "echo next"));
+  CHECK(read_file(folder.path() / "latest/attempt_0/0/stdout.log") == "next\n");
+  const Finished alone(
+      script({"--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=" + free_port(),
+              "--join-timeout=1", "--log-dir", folder.path(), "-r3"},
+             "echo alone"));
+  CHECK(alone.status == ExitStatus::exited(125));
   CHECK(read_file(folder.path() / "latest/attempt_0/0/stdout.log") == "next\n");
 }
 

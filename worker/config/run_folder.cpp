@@ -159,11 +159,9 @@ std::vector<train::NextCommand> next_commands(const Config& config, const ddp::P
   std::vector<std::string> again = {worker, config.task, "--resume", run};
   if (group.size() > 1 && process_env("LOCAL_WORLD_SIZE") == std::to_string(group.size()))
     again.insert(again.begin(), {"ddprun", "--nproc-per-node=" + std::to_string(group.size())});
-  const bool is_toy = config.task == "toy";  // its limits are no flags
-  if (is_toy)
-    again.insert(again.end() - 2,
-                 {std::to_string(2 * train.epochs), std::to_string(train.checkpoint.save_every)});
-  std::vector<train::NextCommand> next = {{"continue", again, !is_toy}};
+  const bool is_toy = config.task == "toy";  // its flags may be words without a name
+  if (is_toy) again.insert(again.end(), {"--save-every", std::to_string(train.checkpoint.save_every)});
+  std::vector<train::NextCommand> next = {{"continue", again, /*resumes=*/true}};
   std::vector<std::string> evaluate = {worker, config.task, "--eval", run};
   if (is_toy) evaluate.insert(evaluate.end() - 2, {"1", "1"});
   next.push_back({"evaluate", evaluate});

@@ -146,6 +146,13 @@ TEST_CASE("the record can go into a pipe or a device, which stay", "[result_json
   std::string text(1 << 16, '\0');
   text.resize(static_cast<std::size_t>(::read(reader.get(), text.data(), text.size())));
   CHECK(text == to_json(sample()));
+  const auto open = folder.path() / "open", link = folder.path() / "link";  // as /dev/stdout leads to a file
+  const UniqueFd file(::open(open.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  REQUIRE(::write(file.get(), "hello\n", 6) == 6);
+  fs::create_symlink("/proc/self/fd/" + std::to_string(file.get()), link);
+  write_result_json(link, sample());
+  CHECK(fs::is_symlink(link));
+  CHECK(read_file(open) == "hello\n" + to_json(sample()));
 }
 
 // -- events --

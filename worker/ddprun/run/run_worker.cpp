@@ -50,7 +50,7 @@ std::function<void()>& last_act() {
   bool reported = false;  // by the launcher
   try {
     const auto path = process_env("TORCHELASTIC_ERROR_FILE").value_or("");
-    if (!path.empty()) write_error_file(path, {failure.message, "", std::time(nullptr)}), reported = true;
+    reported = !path.empty() && write_error_file(path, {failure.message, "", std::time(nullptr)});
   } catch (const std::exception& error) {
     log_warning(std::string("cannot write the error file: ") + error.what());
   }

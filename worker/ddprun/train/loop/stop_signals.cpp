@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -72,32 +73,44 @@ std::int64_t patience_ms() {
   return longest == 0 ? kFirstPatienceMs : std::max(kPatienceMs, 3 * longest);
 }
 
-/// Lets stdout and stderr lead nowhere where nobody reads them, and the thread that may wait for a reader go
-/// on: the signal, which asks for a checkpoint that is due anyway, makes it try again.
-void drop_unread_output(pthread_t writer) {
-  const UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
-    pollfd entry{fd, POLLOUT, 0};
-    if (!nowhere || ::poll(&entry, 1, 0) != 0) continue;
-    ::dup2(nowhere.get(), fd);
+/// What reads this process's stdout or stderr.
+class OutputReader {
+ public:
+  explicit OutputReader(int fd) : fd_(fd) {}
+
+  /// If it has read nothing since the last call, and leaves no room, what is written there leads nowhere from
+  /// now on. The signal, which asks for a checkpoint that is due anyway, makes a thread that waits try again.
+  void drop_if_stalled(pthread_t writer) {
+    pollfd entry{fd_, POLLOUT, 0};
+    int unread = kNone;
+    if (::poll(&entry, 1, 0) == 0) ::ioctl(fd_, FIONREAD, &unread);
+    if (const int before = std::exchange(unread_, unread); unread == kNone || unread != before) return;
+    const UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+    if (!nowhere || ::dup2(nowhere.get(), fd_) < 0) return;
     ::pthread_kill(writer, SIGUSR1);
   }
-}
+
+ private:
+  static constexpr int kNone = -1;
+  int fd_, unread_ = kNone;  // bytes
+};
 
 /// take_effect  lets a signal do what it would do without us
 void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& group, pthread_t training,
            const std::function<void(int)>& take_effect) {
   std::int64_t since = 0;  // when the signal was seen
-  bool reader_waited_for = false;
+  std::int64_t next_look = 0;
+  OutputReader readers[] = {OutputReader(STDOUT_FILENO), OutputReader(STDERR_FILENO)};
   while (!stop.stop_requested()) {
     if (ending == 0) {
       wait_for(event, -1);
       continue;
     }
     if (since == 0) since = now_ms();
-    const auto idle_since = std::max<std::int64_t>(last_progress_ms, since);
-    if (now_ms() > idle_since + kReaderPatienceMs && !std::exchange(reader_waited_for, true))
-      drop_unread_output(training);
+    if (now_ms() >= next_look) {
+      next_look = now_ms() + kReaderPatienceMs;
+      for (OutputReader& reader : readers) reader.drop_if_stalled(training);
+    }
     const auto left = std::max(last_progress_ms + patience_ms(), since + kPatienceMs) - now_ms();
     const bool broken = ddp::collective_failed() || group.has_lost_a_rank();
     if (taken_over || (!broken && (saving > 0 || left > 0))) {
@@ -157,17 +170,21 @@ StopSignals::StopSignals(const ddp::ProcessGroup& group) : event_(::eventfd(0, E
 }
 
 void StopSignals::restore() {
+  if (watch_.joinable()) {  // first: it may still signal this process
+    watch_.request_stop();
+    wake(event_.get(), 1);
+    watch_.join();
+  }
   ::sigaction(SIGTERM, &term_, nullptr);
   ::sigaction(SIGINT, &int_, nullptr);
   ::sigaction(SIGUSR1, &usr1_, nullptr);
 }
 
 StopSignals::~StopSignals() {
+  const int before = ending;
   restore();
-  watch_.request_stop();
-  wake(event_.get(), 1);
-  watch_.join();
   event_of_handler = -1;
+  if (ending != before) ::raise(ending);  // it came meanwhile
 }
 
 bool StopSignals::terminate() const { return ending != 0; }
@@ -178,7 +195,6 @@ void StopSignals::take_over() {
 }
 
 void StopSignals::release() {
-  take_over();  // stops the watch
   restore();
   if (ending != 0) ::raise(ending);
 }

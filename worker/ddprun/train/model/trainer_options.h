@@ -71,7 +71,7 @@ struct CheckpointOptions {
 struct NextCommand {
   std::string label;               ///< "continue"
   std::vector<std::string> words;  ///< quoted for a shell
-  bool needs_more = false;         ///< it wants the limit that ended the training, raised: --epochs 6
+  bool resumes = false;            ///< it continues the run: the run's limits are added, as --epochs 6
 };
 
 /// Why a training stops after max_seconds.

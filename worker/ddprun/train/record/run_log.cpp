@@ -95,14 +95,25 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
 
 constexpr std::chrono::seconds kPageEvery{5};
 
-/// Twice what has ended the training, so that it goes on.
-std::vector<std::string> raised_limit(const RunSummary& summary, const TrainerOptions& options) {
-  const auto& patience = options.checkpoint.patience;
-  if (summary.stop_reason == kTimeIsUp) return {"--max-time", c10::str(2 * options.max_seconds)};
-  if (!summary.stop_reason.empty() && patience > 0) return {"--patience", std::to_string(2 * patience)};
-  if (options.max_steps > 0 && summary.steps >= options.max_steps)
-    return {"--max-steps", std::to_string(2 * options.max_steps)};
-  return {"--epochs", std::to_string(2 * options.epochs)};
+/// With the run's limits, which hold for one command only. summary: of a training that has ended, for which
+/// those that it has reached are raised.
+NextCommand with_limits(NextCommand command, const TrainerOptions& options,
+                        const RunSummary* summary = nullptr) {
+  const auto add = [&](const std::string& flag, double limit, double done) {
+    if (limit <= 0) return;
+    while (limit <= done) limit *= 2;
+    command.words.insert(command.words.end(), {flag, formatted("%.17g", limit)});
+  };
+  const auto stopped = summary != nullptr ? summary->stop_reason : "";
+  const auto epochs = summary != nullptr ? summary->epochs : 0,
+             steps = summary != nullptr ? summary->steps : 0;
+  add("--epochs", static_cast<double>(options.epochs), static_cast<double>(epochs));
+  add("--max-steps", static_cast<double>(options.max_steps), static_cast<double>(steps));
+  add("--max-time", options.max_seconds,
+      stopped == kTimeIsUp ? std::max(options.max_seconds, summary->seconds) : 0);
+  const auto patience = static_cast<double>(options.checkpoint.patience);
+  if (!stopped.empty() && stopped != kTimeIsUp) add("--patience", patience, patience);
+  return command;
 }
 
 /// "1 rank", "2 ranks"
@@ -297,12 +308,8 @@ void RunLog::finish(const RunSummary& summary) {
   if (kept) card.add("checkpoint", inside(run_.options.out, summary.checkpoint));
   if (run_.options.report && write_report()) card.add("report", "report.html");
   if (has_model) card.add("model", "best/");
-  for (auto command : run_.options.next_commands) {
-    if (!kept) break;  // each needs a checkpoint
-    if (command.needs_more)
-      for (auto& word : raised_limit(summary, run_.options)) command.words.push_back(std::move(word));
-    card.add(command);
-  }
+  for (const auto& command : run_.options.next_commands)
+    if (kept) card.add(command.resumes ? with_limits(command, run_.options, &summary) : command);
   for (const auto& line : card.lines()) print(line);
 }
 
@@ -367,10 +374,17 @@ bool RunLog::write_report() {
   }
 }
 
-void RunLog::terminate() {
+void RunLog::terminate(const fs::path& checkpoint) {
   if (!record_) return;
   record_->flush();
-  print("terminated; continue with --resume " + run_.options.out.string());
+  std::error_code error;
+  if (!fs::exists(checkpoint, error)) return print("terminated, without a checkpoint to continue from");
+  NextCommand again = {"", {"--resume", run_.options.out.string()}};
+  for (const auto& command : run_.options.next_commands)
+    if (command.resumes) again = command;
+  std::string line = "terminated; continue with";
+  for (const auto& word : with_limits(again, run_.options).words) line += " " + word;
+  print(line);
 }
 
 }  // namespace ddprun::train

@@ -82,8 +82,8 @@ class RunLog {
 
   /// Writes summary.json, the report and the best weights, and prints the results.
   void finish(const RunSummary& summary);
-  /// Says how to resume.
-  void terminate();
+  /// Says how to continue, if the checkpoint is there.
+  void terminate(const std::filesystem::path& checkpoint);
 
  private:
   EndCard results(const RunSummary& summary) const;

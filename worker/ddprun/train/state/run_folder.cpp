@@ -50,7 +50,8 @@ std::string random_hex() { return formatted("%08x", static_cast<unsigned>(std::r
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)), place_(place_of(folder_)) {
+RunFolder::RunFolder(fs::path folder)
+    : folder_(std::move(folder)), place_(place_of(folder_)), checkpoints_place_(place_of(checkpoints())) {
   const auto list = folder_ / kList;
   if (!is_there(list)) return;
   bool known = true;
@@ -146,6 +147,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     std::erase_if(foreign, [&](const auto& name) { return files_.contains(name); });
     move_to("earlier", {foreign.begin(), foreign.end()});
   }
+  checkpoints_place_ = place_of(checkpoints());
   set_aside_ = false;
   ended_within_.clear();
   job_ = process_env(kJobIdVariable).value_or("");
@@ -205,7 +207,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     }
     if (std::ranges::any_of(names, is_checkpoint)) {
       move("checkpoints");  // all at once, so that no power failure leaves half a state
-      for (const auto& path : entries_of(to / "checkpoints"))
+      for (const auto& path : folder_entries(to / "checkpoints"))
         if (const auto name = "checkpoints" / path.filename(); !names.contains(name))
           move_file(path, folder_ / name);
       create_folders(checkpoints());
@@ -364,9 +366,22 @@ void RunFolder::check_still_here() const {
     throw IoError(folder_, "is another folder than this run's, which was moved away while it trained");
 }
 
+/// The folder may be another one than before: ours moved to a larger disk, with a link to it, or another
+/// run's.
+void RunFolder::check_checkpoints_are_ours() {
+  const auto now = place_of(checkpoints());
+  if (now == checkpoints_place_) return;
+  for (const auto& state : state_files(*this))
+    if (state.problem.empty() && state.identity.run != identity_.run)
+      throw IoError(checkpoints(),
+                    "holds another run's checkpoints, which were put there while this one trained");
+  checkpoints_place_ = now;
+}
+
 void RunFolder::make_way(const fs::path& checkpoint) {
   const std::lock_guard lock(mutex_);
   check_still_here();
+  check_checkpoints_are_ours();
   if (is_of_this_branch(checkpoint)) return;
   writing_ = name_of(checkpoint);
   const auto here = place_of(checkpoint);

@@ -105,6 +105,7 @@ class RunFolder {
  private:
   std::string name_of(const std::filesystem::path& file) const;
   void check_still_here() const;
+  void check_checkpoints_are_ours();
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
   void begin_branch(std::int64_t branch);
@@ -117,6 +118,7 @@ class RunFolder {
 
   const std::filesystem::path folder_;
   const std::pair<dev_t, ino_t> place_;  // its device and inode when this was made, or 0
+  std::pair<dev_t, ino_t> checkpoints_place_;
   mutable std::mutex mutex_;
   RunIdentity identity_;
   std::map<std::string, std::int64_t> files_;

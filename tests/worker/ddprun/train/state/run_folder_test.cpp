@@ -340,6 +340,26 @@ TEST_CASE("the best checkpoint of an earlier branch is not removed by a better o
   CHECK_FALSE(fs::exists(other));
 }
 
+TEST_CASE("another run's checkpoints, put where a run has its own, are not replaced", "[run_folder]") {
+  const TempDir dir;
+  const auto path = dir.path() / "run", checkpoints = path / "checkpoints";
+  make_run(path);
+  RunFolder folder(path);
+  fs::rename(checkpoints, dir.path() / "moved");
+  SECTION("those of another run") {
+    make_run(dir.path() / "other");
+    fs::copy(dir.path() / "other/checkpoints", checkpoints, fs::copy_options::recursive);
+    const auto before = read_file(checkpoints / "last.pt");
+    CHECK_THROWS_WITH(save(folder, "last.pt", 20), ContainsSubstring("holds another run's checkpoints"));
+    CHECK(read_file(checkpoints / "last.pt") == before);
+  }
+  SECTION("its own on another disk") {
+    fs::create_directory_symlink(dir.path() / "moved", checkpoints);
+    save(folder, "last.pt", 20);
+    CHECK(fs::exists(dir.path() / "moved/last.pt"));
+  }
+}
+
 TEST_CASE("a run whose folder was moved away does not write into what another run has at its place",
           "[run_folder]") {
   const TempDir dir;
