@@ -73,7 +73,8 @@ ElectionStep next_step(const ElectionState& state, const Candidate& candidate) {
     return {Kind::kAsk, state.coordinator->endpoint};
   }
   if (!state.record) return candidate.was_in_job ? ElectionStep{Kind::kOver} : campaign;
-  if (member || candidate.refused == state.recorded_by.endpoint) return campaign;
+  const bool ended = candidate.refused_long && candidate.refused == state.recorded_by.endpoint;
+  if (member || ended) return campaign;
   return {Kind::kAsk, state.recorded_by.endpoint};
 }
 
@@ -127,6 +128,7 @@ asio::awaitable<ElectionState> Election::read() {
 
 asio::awaitable<Endpoint> Election::find(Candidate candidate) {
   using Kind = ElectionStep::Kind;
+  candidate.refused_long = is_refused_long(candidate.refused);
   while (!has_won()) {
     try {
       const ElectionState state = co_await read();
@@ -149,6 +151,12 @@ asio::awaitable<Endpoint> Election::find(Candidate candidate) {
     }
   }
   co_return own_.endpoint;
+}
+
+bool Election::is_refused_long(const std::optional<Endpoint>& refused) {
+  if (refused_ != refused) refused_since_ = Clock::now();
+  refused_ = refused;
+  return refused && Clock::now() - refused_since_ >= settings_.node_timeout;
 }
 
 /// Becomes the coordinator if nobody has changed the keys since.
@@ -302,13 +310,16 @@ void Election::judge(CoordinatorServer& server, Clock::time_point now) {
   server.resign();
 }
 
-/// Whatever fails here, the leases end.
+/// Whatever fails here, the leases end. A job that has ended takes its round with it, unless somebody has gone
+/// on with that.
 asio::awaitable<void> Election::abdicate(bool job_ended) {
-  const std::vector<std::pair<std::string, std::int64_t>> seen = {{key("coordinator"), term_}};
+  const bool over = job_ended && record_revision_ != 0;
+  const std::vector<std::pair<std::string, std::int64_t>> seen = {
+      over ? std::pair(key("round"), record_revision_) : std::pair(key("coordinator"), term_)};
+  Change change = {{key("coordinator"), std::nullopt, 0}};
+  if (over) change.push_back({key("round"), std::nullopt, 0});
   term_ = 0;
   abdicates_ = true;
-  Change change = {{key("coordinator"), std::nullopt, 0}};
-  if (job_ended) change.push_back({key("round"), std::nullopt, 0});
   try {
     co_await etcd_.commit(seen, change);
   } catch (const std::exception&) {

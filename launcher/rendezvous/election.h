@@ -55,6 +55,7 @@ struct Candidate {
   bool has_succeeded = false; ///< its workers of the last round have: the others may finish without it
   bool may_host = true;
   std::optional<Endpoint> refused = {};  ///< nothing listens there: that ddprun has ended
+  bool refused_long = false;  ///< so long that it would have told etcd, had it ended the job
 };
 
 struct ElectionStep {
@@ -117,6 +118,7 @@ class Election {
   boost::asio::awaitable<void> write_record(CoordinatorServer& server);
   boost::asio::awaitable<void> go_on_or_resign(CoordinatorServer& server);
   boost::asio::awaitable<void> abdicate(bool job_ended);
+  bool is_refused_long(const std::optional<Endpoint>& refused);
   void note_failure(CoordinatorServer& server, const EtcdError& error);
   void judge(CoordinatorServer& server, Clock::time_point now);
   std::string key(const char* name) const;
@@ -135,6 +137,8 @@ class Election {
   std::optional<RoundRecord> record_;   ///< the last one written, or found
   std::optional<RoundRecord> pending_;  ///< to be written
   Clock::time_point contact_, renew_at_, pending_since_;
+  std::optional<Endpoint> refused_;
+  Clock::time_point refused_since_;
   std::string failure_;  ///< why etcd does not answer; empty: it does
   bool reigns_ = false, abdicates_ = false;
 };

@@ -197,7 +197,9 @@ asio::awaitable<EtcdClient::Reply> EtcdClient::exchange(Endpoint endpoint, std::
     if (!unread.empty()) unread.erase(0, parser.put(asio::buffer(unread), error));
     if (error == http::error::need_more) error = {};
     if (bytes.empty() && !error && !parser.is_done()) {
-      if (!parser.got_some()) throw boost::system::system_error(asio::error::eof);
+      if (!parser.got_some())
+        throw EtcdError(Kind::kUnreachable, std::string("it ends the connection without an answer") +
+                                                (settings_.tls ? "" : " (does it want https?)"));
       parser.put_eof(error);
     }
     if (error) fail_as_stranger(error.message());
