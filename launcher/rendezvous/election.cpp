@@ -129,7 +129,7 @@ asio::awaitable<ElectionState> Election::read() {
 asio::awaitable<Endpoint> Election::find(Candidate candidate) {
   using Kind = ElectionStep::Kind;
   candidate.refused_long = is_refused_long(candidate.refused);
-  while (!has_won()) {
+  while (term_ == 0) {
     try {
       const ElectionState state = co_await read();
       const ElectionStep step = next_step(state, candidate);
@@ -214,8 +214,6 @@ asio::awaitable<void> Election::keep(CoordinatorServer& server) {
       server.set_reaches_etcd(true);
     } catch (const EtcdError& error) {
       note_failure(server, error);
-    } catch (const std::exception& error) {  // an answer of another form
-      note_failure(server, EtcdError(EtcdError::Kind::kUnreachable, error.what()));
     }
     judge(server, Clock::now());
     if (server.ended() || server.resigned() || (pending_ && failure_.empty())) continue;
@@ -230,7 +228,8 @@ asio::awaitable<void> Election::keep(CoordinatorServer& server) {
 asio::awaitable<void> Election::act(CoordinatorServer& server) {
   if (lease_ == 0) co_await go_on_or_resign(server);
   if (!server.resigned() && pending_) co_await write_record(server);
-  if (!server.resigned() && Clock::now() >= renew_at_) co_await renew(server);
+  const bool due = Clock::now() >= renew_at_ || !failure_.empty();
+  if (!server.resigned() && due) co_await renew(server);
 }
 
 asio::awaitable<void> Election::renew(CoordinatorServer& server) {
@@ -329,7 +328,7 @@ asio::awaitable<void> Election::abdicate(bool job_ended) {
 }
 
 void Election::leave() {
-  if (has_won() && !reigns_) asio::co_spawn(io_, abdicate(/*job_ended=*/false), asio::detached);
+  if (has_won()) asio::co_spawn(io_, abdicate(/*job_ended=*/false), asio::detached);
 }
 
 }  // namespace ddprun::launcher

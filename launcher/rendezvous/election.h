@@ -92,7 +92,8 @@ class Election {
   /// throws  LaunchError if the job has ended, or if etcd cannot be used; otherwise ask again
   boost::asio::awaitable<Endpoint> find(Candidate candidate);
 
-  bool has_won() const { return term_ != 0; }
+  /// And does not reign() yet.
+  bool has_won() const { return term_ != 0 && listening_; }
   const Endpoint& endpoint() const { return own_.endpoint; }
   /// The sockets where it listens, once.
   Listening take_listening() { return std::move(*std::exchange(listening_, std::nullopt)); }

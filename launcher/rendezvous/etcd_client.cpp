@@ -240,14 +240,16 @@ asio::awaitable<Json> EtcdClient::call_as_user(Endpoint endpoint, const char* pa
   }
 }
 
-asio::awaitable<Json> EtcdClient::call(const char* path, std::string body) {
+template <typename Result>
+asio::awaitable<Result> EtcdClient::call(const char* path, std::string body,
+                                         std::function<Result(const Json&)> read) {
   bool all_down = true, all_wrong = true;
   std::string reason;
   for (std::size_t tried = 0; tried < settings_.endpoints.size(); ++tried) {
     const Endpoint endpoint = settings_.endpoints[place_];
     Kind kind = Kind::kUnreachable;
     try {
-      co_return co_await call_as_user(endpoint, path, body);
+      co_return read(co_await call_as_user(endpoint, path, body));
     } catch (const EtcdError& error) {
       if (error.kind == Kind::kLeaseGone) throw;
       kind = error.kind;
@@ -259,8 +261,10 @@ asio::awaitable<Json> EtcdClient::call(const char* path, std::string body) {
     } catch (const TlsError& error) {
       kind = Kind::kWrong;
       reason = error.what();
-    } catch (const std::exception& error) {  // JSON of another form, a name server
+    } catch (const std::runtime_error& error) {  // of a name server
       reason = error.what();
+    } catch (const std::exception&) {  // of JSON
+      reason = "its answer is not understood";
     }
     all_down = all_down && kind == Kind::kDown;
     all_wrong = all_wrong && kind == Kind::kWrong;
@@ -275,18 +279,19 @@ asio::awaitable<EtcdClient::Snapshot> EtcdClient::read(std::vector<std::string> 
   for (const std::string& key : keys)
     body["success"].push_back({{"request_range", {{"key", to_base64(key)}}}});
   const std::string text = body.dump();  // named: GCC 12
-  const Json reply = co_await call("kv/txn", text);
-  Snapshot found;
-  found.revision = number(reply.at("header"), "revision");
-  for (const Json& response : reply.at("responses")) {
-    const Json& range = response.at("response_range");
-    EtcdValue& value = found.values.emplace_back();
-    if (!range.contains("kvs") || range["kvs"].empty()) continue;
-    const Json& first = range["kvs"][0];
-    value = {from_base64(first.value("value", "")), number(first, "mod_revision")};
-  }
-  if (found.values.size() != keys.size()) fail_as_stranger("it answers with other keys");
-  co_return found;
+  const std::function<Snapshot(const Json&)> values = [&](const Json& reply) {
+    Snapshot found;
+    found.revision = number(reply.at("header"), "revision");
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const Json& range = reply.at("responses").at(i).at("response_range");
+      EtcdValue& value = found.values.emplace_back();
+      if (!range.contains("kvs") || range["kvs"].empty()) continue;
+      const Json& first = range["kvs"][0];
+      value = {from_base64(first.value("value", "")), number(first, "mod_revision")};
+    }
+    return found;
+  };
+  co_return co_await call("kv/txn", text, values);
 }
 
 asio::awaitable<std::optional<std::int64_t>> EtcdClient::commit(
@@ -306,23 +311,29 @@ asio::awaitable<std::optional<std::int64_t>> EtcdClient::commit(
                                           : Json{{"request_delete_range", {{"key", key}}}});
   }
   const std::string text = body.dump();
-  const Json reply = co_await call("kv/txn", text);
-  if (!reply.value("succeeded", false)) co_return std::nullopt;
-  co_return number(reply.at("header"), "revision");
+  const std::function<std::optional<std::int64_t>(const Json&)> revision = [](const Json& reply) {
+    return reply.value("succeeded", false) ? std::optional(number(reply.at("header"), "revision"))
+                                           : std::nullopt;
+  };
+  co_return co_await call("kv/txn", text, revision);
 }
 
 asio::awaitable<std::int64_t> EtcdClient::grant(std::chrono::seconds time) {
   const std::string text = Json{{"TTL", std::to_string(time.count())}}.dump();
-  const Json reply = co_await call("lease/grant", text);
-  const std::int64_t lease = number(reply, "ID");
-  if (lease == 0) fail_as_stranger("it grants no lease");
-  co_return lease;
+  const std::function<std::int64_t(const Json&)> id = [](const Json& reply) {
+    const std::int64_t lease = number(reply, "ID");
+    if (lease == 0) fail_as_stranger("it grants no lease");
+    return lease;
+  };
+  co_return co_await call("lease/grant", text, id);
 }
 
 asio::awaitable<void> EtcdClient::renew(std::int64_t lease) {
   const std::string text = Json{{"ID", std::to_string(lease)}}.dump();
-  const Json reply = co_await call("lease/keepalive", text);
-  if (number(reply.at("result"), "TTL") <= 0) throw EtcdError(Kind::kLeaseGone, "the lease has expired");
+  const std::function<bool(const Json&)> lives = [](const Json& reply) {
+    return number(reply.at("result"), "TTL") > 0;
+  };
+  if (!co_await call("lease/keepalive", text, lives)) throw EtcdError(Kind::kLeaseGone, "the lease has expired");
 }
 
 }  // namespace ddprun::launcher

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <stdexcept>
@@ -85,7 +86,10 @@ class EtcdClient {
  private:
   struct Reply;
 
-  boost::asio::awaitable<nlohmann::json> call(const char* path, std::string body);
+  /// Returns what read() makes of the reply.
+  template <typename Result>
+  boost::asio::awaitable<Result> call(const char* path, std::string body,
+                                      std::function<Result(const nlohmann::json&)> read);
   boost::asio::awaitable<nlohmann::json> call_as_user(Endpoint endpoint, const char* path, std::string body);
   boost::asio::awaitable<nlohmann::json> ask(Endpoint endpoint, const char* path, std::string body);
   boost::asio::awaitable<Reply> exchange(Endpoint endpoint, std::string request);

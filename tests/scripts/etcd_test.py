@@ -10,6 +10,7 @@ import http.server
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -27,6 +28,22 @@ SKIPPED = 4
 NODE_TIMEOUT = 3
 # The port tells rounds apart.
 WORKER = ["sh", "-c", 'echo "begin $MASTER_PORT $RANK $WORLD_SIZE"; until [ -e go ]; do sleep 0.05; done; echo "end $MASTER_PORT $RANK $WORLD_SIZE"']
+# Each rank of a round leaves a file for each step, and waits for those of the others.
+STEPS = """
+echo "begin $MASTER_PORT $RANK $WORLD_SIZE"
+step=0
+until [ -e go ]; do
+  : > "at.$MASTER_PORT.$step.$RANK"
+  rank=0
+  while [ $rank -lt $WORLD_SIZE ]; do
+    if [ -e "at.$MASTER_PORT.$step.$rank" ]; then rank=$((rank + 1)); elif [ -e go ]; then break; else sleep 0.02; fi
+  done
+  [ -e go ] || echo "$MASTER_PORT $step $RANK" >> steps
+  step=$((step + 1))
+  sleep 0.05
+done
+echo "end $MASTER_PORT $RANK $WORLD_SIZE"
+"""
 
 
 def free_port():
@@ -89,9 +106,13 @@ class Proxy:
         while True:
             try:
                 client, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # it is down
+                client.close()
+                continue
             threading.Thread(target=self.serve, args=(client, server), daemon=True).start()
 
     def serve(self, client, server):
@@ -372,6 +393,62 @@ class Jobs(unittest.TestCase):
         self.go()
         self.assertEqual([first.wait(), third.wait()], [0, 0])
         self.assertEqual(self.etcd.keys(), [])
+
+    # -- everything at once --
+
+    def test_no_two_rounds_make_steps_at_once(self):
+        """Nodes are killed, stopped and cut off from etcd, and etcd is killed. A step ends once all ranks of its round have come to it:
+        after a round's first one, no earlier round has another."""
+        random.seed(seed := int(os.environ.get("ETCD_TEST_SEED", "1")))
+        until = time.monotonic() + float(os.environ.get("ETCD_TEST_SECONDS", "40"))
+        worker = ["sh", "-c", STEPS]
+        living = []
+
+        def start():
+            proxy = self.proxy()
+            node = self.start(port=proxy.port, nnodes="1:3", program=worker)
+            living.append((node, proxy))
+
+        for _ in range(3):
+            start()
+        healing = []  # when, what
+        while time.monotonic() < until:
+            time.sleep(random.uniform(0.5, 3))
+            for moment, heal in [entry for entry in healing if entry[0] < time.monotonic()]:
+                healing.remove((moment, heal))
+                heal()
+            node, proxy = random.choice(living)
+            later = time.monotonic() + random.uniform(0.5, 3 * NODE_TIMEOUT)
+            what = random.choice(["kill", "stop", "stop", "requests", "answers", "both", "etcd"])
+            if what == "kill" or node.process.poll() is not None:
+                node.process.kill()
+                node.process.wait()
+                living.remove((node, proxy))
+                start()
+            elif what == "stop":
+                node.process.send_signal(signal.SIGSTOP)
+                healing.append((later, lambda process=node.process: process.poll() is None and process.send_signal(signal.SIGCONT)))
+            elif what == "etcd" and self.etcd.process.poll() is None:
+                self.etcd.kill()
+                healing.append((later, self.etcd.start))
+            else:
+                proxy.cut_requests, proxy.cut_answers = what in ("requests", "both"), what in ("answers", "both")
+                healing.append((later, lambda proxy=proxy: (setattr(proxy, "cut_requests", False), setattr(proxy, "cut_answers", False))))
+        for _, heal in healing:
+            heal()
+        for node, proxy in list(living):
+            if node.process.poll() is not None:
+                living.remove((node, proxy))
+                start()
+        nodes = [node for node, _ in living]
+        wait_for(lambda: len(set.intersection(*(set(node.begun(3)[-1:]) for node in nodes))) == 1, seconds=60)
+        time.sleep(1)
+        self.go()
+        self.check_ended(*nodes)
+        steps = [line.split()[0] for line in (self.folder / "steps").read_text().splitlines()]
+        rounds = [port for i, port in enumerate(steps) if i == 0 or steps[i - 1] != port]
+        self.assertGreater(len(rounds), 2)
+        self.assertEqual(len(rounds), len(set(rounds)), f"seed {seed}: {rounds}")
 
     # -- etcd that cannot be used --
 
