@@ -58,8 +58,7 @@ std::string file_of(const settings::Values& values, const std::string& by_key, c
                     const EnvLookup& environment, const char* variable) {
   const std::string path = by_key.empty() ? environment(variable).value_or("") : by_key;
   const std::string source = by_key.empty() ? variable : values.source("rdzv-conf") + ": " + key;
-  if (!path.empty())
-    for_flag(source, [&] { return read_file(std::filesystem::path(path), kMostFileBytes); });
+  if (!path.empty()) for_flag(source, [&] { return read_file(std::filesystem::path(path), kMostFileBytes); });
   return path;
 }
 
@@ -89,7 +88,7 @@ void read_etcd(const settings::Values& values, const EnvLookup& environment, con
   for (const EtcdAddress& address : addresses) etcd.endpoints.push_back(address.endpoint);
   options.nodes.endpoint = {"NODE-OF-RANK-0", 0};  // for --dry-run: the nodes find out which one it is
   if (values.given("master-addr"))
-    values.reject("master-addr", "no address with --rdzv-backend=etcd, which elects the coordinator's node,");
+    values.reject("master-addr", "no address with --rdzv-backend=etcd, which elects the coordinator's node");
   if (!conf.prefix.empty()) etcd.prefix = conf.prefix;
   while (etcd.prefix.ends_with('/')) etcd.prefix.pop_back();
 
@@ -98,7 +97,7 @@ void read_etcd(const settings::Values& values, const EnvLookup& environment, con
                        file_of(values, conf.files.key, "key", environment, "ETCDCTL_KEY")};
   const std::string& scheme = addresses.front().scheme;
   if (!scheme.empty() && !conf.protocol.empty() && scheme != conf.protocol)
-    values.reject("rdzv-conf", "protocol=" + scheme + " as in --rdzv-endpoint, or none,");
+    values.reject("rdzv-conf", "protocol=" + scheme + " as in --rdzv-endpoint, or none");
   const std::string protocol = scheme.empty() ? conf.protocol : scheme;
   const bool has_files = !files.authorities.empty() || !files.certificate.empty();
   if (protocol == "https" || (protocol.empty() && has_files)) etcd.tls = files;
@@ -106,8 +105,8 @@ void read_etcd(const settings::Values& values, const EnvLookup& environment, con
   const std::string user = environment("ETCDCTL_USER").value_or("");
   const auto colon = user.find(':');  // as etcdctl reads it
   etcd.user = user.substr(0, colon);
-  etcd.password = colon == std::string::npos ? environment("ETCDCTL_PASSWORD").value_or("")
-                                             : user.substr(colon + 1);
+  etcd.password =
+      colon == std::string::npos ? environment("ETCDCTL_PASSWORD").value_or("") : user.substr(colon + 1);
   etcd.timeout = std::clamp(options.nodes.node_timeout / 4, std::chrono::milliseconds(500), etcd.timeout);
 }
 

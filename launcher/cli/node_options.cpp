@@ -249,7 +249,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
   if (uses_etcd(values) && (task || !options.hosts.all.empty()))
     values.reject("rdzv-backend", std::string("no etcd with ") + (task ? task->launcher->name : "--hosts") +
-                                      ", which ends all nodes with the first one,");
+                                      ", which ends all nodes with the first one");
   if (!options.hosts.all.empty()) return apply_hosts(values, options);
   nodes.token = read_token(values, environment);
   if (step) return apply_step(*step, values, options);

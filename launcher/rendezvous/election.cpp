@@ -53,8 +53,9 @@ void read_key(const EtcdValue& value, const std::string& key, Read read) {
   try {
     read(parse_shallow_json(value.text));
   } catch (const std::exception&) {
-    throw EtcdError(EtcdError::Kind::kWrong, "its key " + single_quoted(key) +
-                                                 " is not of this version of ddprun (etcdctl del removes it)");
+    throw EtcdError(
+        EtcdError::Kind::kWrong,
+        "its key " + single_quoted(key) + " is not of this version of ddprun (etcdctl del removes it)");
   }
 }
 
@@ -84,12 +85,12 @@ std::string encode(const ElectedCoordinator& coordinator, const std::string& nod
 
 std::string encode(const RoundRecord& record, const ElectedCoordinator& by) {
   return text_of({{"number", record.round.number},
-                 {"nodes", record.round.nodes},
-                 {"restarts", record.round.restarts},
-                 {"restarts_used", record.round.restarts_used},
-                 {"members", record.members},
-                 {"id", by.id},
-                 {"endpoint", to_string(by.endpoint)}});
+                  {"nodes", record.round.nodes},
+                  {"restarts", record.round.restarts},
+                  {"restarts_used", record.round.restarts_used},
+                  {"members", record.members},
+                  {"id", by.id},
+                  {"endpoint", to_string(by.endpoint)}});
 }
 
 ElectionState decode(const EtcdClient::Snapshot& keys, const std::string& job) {
@@ -137,9 +138,9 @@ asio::awaitable<Endpoint> Election::find(Candidate candidate) {
       if (step.kind == Kind::kWait)
         throw EtcdError(EtcdError::Kind::kUnreachable, "no other node has the coordinator yet");
       if (step.kind == Kind::kOver)
-        throw LaunchError(LaunchError::kOwnFailure,
-                          "the job " + single_quoted(settings_.run_id) + " has ended without this node, or " +
-                              describe(settings_.etcd) + " has lost its keys");
+        throw LaunchError(LaunchError::kOwnFailure, "the job " + single_quoted(settings_.run_id) +
+                                                        " has ended without this node, or " +
+                                                        describe(settings_.etcd) + " has lost its keys");
       record_ = state.record;
       former_ = record_ ? record_->round : FormerRound();
       co_await take(state);
@@ -309,8 +310,8 @@ void Election::judge(CoordinatorServer& server, Clock::time_point now) {
   server.resign();
 }
 
-/// Whatever fails here, the leases end. A job that has ended takes its round with it, unless somebody has gone
-/// on with that.
+/// Whatever fails here, the leases end. A job that has ended takes its round with it, unless somebody has
+/// gone on with that.
 asio::awaitable<void> Election::abdicate(bool job_ended) {
   const bool over = job_ended && record_revision_ != 0;
   const std::vector<std::pair<std::string, std::int64_t>> seen = {

@@ -27,9 +27,9 @@ namespace ddprun::launcher {
 // written only while the other one is unchanged, and a round begins only once it is written: so nobody begins
 // a round after another coordinator has been elected, however long a program or a packet was held up.
 //
-// A round cannot make a step without each of its members. So a member whose workers have ended may be elected,
-// and begin another round, whoever else is left; others only where the old coordinator's ddprun has ended, or
-// once the round's key has expired. The old coordinator gives up before that: see reign().
+// A round cannot make a step without each of its members. So a member whose workers have ended may be
+// elected, and begin another round, whoever else is left; others only where the old coordinator's ddprun has
+// ended, or once the round's key has expired. The old coordinator gives up before that: see reign().
 
 /// What etcd knows of a job's coordinator, or of the last one.
 struct ElectedCoordinator {
@@ -50,12 +50,12 @@ struct ElectionState {
 
 /// A node that looks for its coordinator.
 struct Candidate {
-  std::string id;             ///< Join::id
-  bool was_in_job = false;    ///< it has lost its coordinator
-  bool has_succeeded = false; ///< its workers of the last round have: the others may finish without it
+  std::string id;              ///< Join::id
+  bool was_in_job = false;     ///< it has lost its coordinator
+  bool has_succeeded = false;  ///< its workers of the last round have: the others may finish without it
   bool may_host = true;
   std::optional<Endpoint> refused = {};  ///< nothing listens there: that ddprun has ended
-  bool refused_long = false;  ///< so long that it would have told etcd, had it ended the job
+  bool refused_long = false;             ///< so long that it would have told etcd, had it ended the job
 };
 
 struct ElectionStep {

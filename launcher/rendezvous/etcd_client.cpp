@@ -122,8 +122,8 @@ class EtcdStream {
   asio::awaitable<std::string> receive() {
     std::array<char, 16384> bytes;
     boost::system::error_code error;
-    const auto size = co_await tcp_.async_read_some(asio::buffer(bytes),
-                                                    asio::redirect_error(asio::use_awaitable, error));
+    const auto size =
+        co_await tcp_.async_read_some(asio::buffer(bytes), asio::redirect_error(asio::use_awaitable, error));
     if (error && error != asio::error::eof) throw boost::system::system_error(error);
     co_return std::string(bytes.data(), size);
   }
@@ -208,10 +208,10 @@ asio::awaitable<EtcdClient::Reply> EtcdClient::exchange(Endpoint endpoint, std::
 }
 
 asio::awaitable<Json> EtcdClient::ask(Endpoint endpoint, const char* path, std::string body) {
-  std::string request = std::string("POST /v3/") + path + " HTTP/1.1\r\n" + header_line("Host", to_string(endpoint)) +
-                        header_line("Content-Type", "application/json") +
-                        header_line("Content-Length", std::to_string(body.size())) +
-                        header_line("Connection", "close");
+  std::string request =
+      std::string("POST /v3/") + path + " HTTP/1.1\r\n" + header_line("Host", to_string(endpoint)) +
+      header_line("Content-Type", "application/json") +
+      header_line("Content-Length", std::to_string(body.size())) + header_line("Connection", "close");
   if (!token_.empty()) request += header_line("Authorization", token_);
   request += "\r\n" + body;
   const Reply reply = co_await exchange(endpoint, request);
@@ -333,7 +333,8 @@ asio::awaitable<void> EtcdClient::renew(std::int64_t lease) {
   const std::function<bool(const Json&)> lives = [](const Json& reply) {
     return number(reply.at("result"), "TTL") > 0;
   };
-  if (!co_await call("lease/keepalive", text, lives)) throw EtcdError(Kind::kLeaseGone, "the lease has expired");
+  if (!co_await call("lease/keepalive", text, lives))
+    throw EtcdError(Kind::kLeaseGone, "the lease has expired");
 }
 
 }  // namespace ddprun::launcher

@@ -222,7 +222,8 @@ TEST_CASE("etcd's user and files come from etcdctl's variables, unless --rdzv-co
   CHECK(etcd.tls->certificate == other);
   CHECK_FALSE(parse_etcd({"--rdzv-endpoint=http://a"}, variables).etcd->tls);
   for (const char* key : {"cacert=", "ca_cert="}) {
-    const auto given = parse_etcd({"--rdzv-endpoint=a", std::string("--rdzv-conf=") + key + other}, variables);
+    const auto given =
+        parse_etcd({"--rdzv-endpoint=a", std::string("--rdzv-conf=") + key + other}, variables);
     CHECK(given.etcd->tls->authorities == other);
   }
   CHECK(parse_etcd({"--rdzv-endpoint=a"}, {{"ETCDCTL_USER", "me"}, {"ETCDCTL_PASSWORD", "word"}})

@@ -93,7 +93,8 @@ TEST_CASE("what etcd keeps is read back, and nothing else is taken for it", "[el
                            R"({"id": "a", "endpoint": "b:1", "number": -1, "nodes": 2, "restarts": 0,
                                "restarts_used": 0, "members": []})"}) {
     keys.values[1].text = text;
-    CHECK_THROWS_WITH(decode(keys, "/ddprun/job"), ContainsSubstring("its key '/ddprun/job/round' is not of"));
+    CHECK_THROWS_WITH(decode(keys, "/ddprun/job"),
+                      ContainsSubstring("its key '/ddprun/job/round' is not of"));
   }
 }
 

@@ -144,19 +144,22 @@ TEST_CASE("a real etcd keeps keys as long as their leases, and changes them only
   CHECK_THROWS_WITH(rig.commit({}, {{"/b", "x", lease}}), ContainsSubstring("requested lease not found"));
 }
 
-/// Answers each connection with this text and ends it.
+asio::awaitable<void> answer_and_end(tcp::acceptor& acceptor, const std::string& text) {
+  tcp::socket socket = co_await acceptor.async_accept(asio::use_awaitable);
+  std::string request(4096, ' ');
+  co_await socket.async_read_some(asio::buffer(request), asio::use_awaitable);
+  co_await asio::async_write(socket, asio::buffer(text), asio::use_awaitable);
+}
+
+/// Answers a connection with this text and ends it.
 struct Stranger {
-  explicit Stranger(Rig& rig, std::string text) : acceptor(rig.io, {asio::ip::address_v4::loopback(), 0}) {
-    asio::co_spawn(rig.io, answer(std::move(text)), asio::detached);
+  Stranger(Rig& rig, const std::string& answer)
+      : acceptor(rig.io, {asio::ip::address_v4::loopback(), 0}), text(answer) {
+    asio::co_spawn(rig.io, answer_and_end(acceptor, text), asio::detached);
     rig.client.emplace(rig.io, EtcdSettings{{{"127.0.0.1", acceptor.local_endpoint().port()}}, {}, "", ""});
   }
-  asio::awaitable<void> answer(std::string text) {
-    auto socket = co_await acceptor.async_accept(asio::use_awaitable);
-    char request[4096];
-    co_await socket.async_read_some(asio::buffer(request), asio::use_awaitable);
-    co_await asio::async_write(socket, asio::buffer(text), asio::use_awaitable);
-  }
   tcp::acceptor acceptor;
+  std::string text;
 };
 
 std::string http(const std::string& status, const std::string& body) {
@@ -169,8 +172,9 @@ TEST_CASE("whoever is not etcd is found out by its first answer", "[etcd]") {
       {http("404 Not Found", "nothing\nhere"), "it answers HTTP 404 with 'nothing'"},
       {http("200 OK", "<html>"), "it answers HTTP 200 with '<html>'"},
       {http("200 OK", "[1]"), "it answers '[1]'"},
-      {http("400 Bad Request", R"({"message": "what\u001b[2J?"})"), "gateway: what\\x1b[2J?"},
-      {http("400 Bad Request", R"({"code": 3, "message": "etcdserver: user name is empty"})"), "user name is"},
+      {http("400 Bad Request", R"({"message": "what\u001b[2J?"})"), "gateway: what?[2J?"},
+      {http("400 Bad Request", R"({"code": 3, "message": "etcdserver: user name is empty"})"),
+       "user name is"},
   }));
   Rig rig({1});
   const Stranger stranger(rig, answer);
