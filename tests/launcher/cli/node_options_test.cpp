@@ -155,6 +155,8 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
        "--rdzv-endpoint: expected the host of --master-addr, 'b', or only one of both, got 'a'"},
       {{"--rdzv-endpoint=a", "--rdzv-backend=zeus"},
        "--rdzv-backend: expected c10d, static or etcd, got 'zeus'"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--hosts=b,c"},
+       "--rdzv-backend: expected no etcd with --hosts, which ends all nodes with the first one, got 'etcd'"},
       {{"--rdzv-backend=etcd"}, "--rdzv-backend: expected --rdzv-endpoint=HOST[:PORT] of etcd with it, got"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--master-addr=a"},
        "--master-addr: expected no address with --rdzv-backend=etcd"},
