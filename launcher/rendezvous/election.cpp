@@ -123,7 +123,6 @@ std::string Election::key(const char* name) const {
 asio::awaitable<ElectionState> Election::read() {
   const std::vector<std::string> keys = {key("coordinator"), key("round")};
   const auto found = co_await etcd_.read(keys);
-  had_answer_ = true;
   co_return decode(found, settings_.etcd.prefix + "/" + settings_.run_id);
 }
 
@@ -145,7 +144,7 @@ asio::awaitable<Endpoint> Election::find(Candidate candidate) {
       former_ = record_ ? record_->round : FormerRound();
       co_await take(state);
     } catch (const EtcdError& error) {
-      if (error.kind == EtcdError::Kind::kWrong && !had_answer_)
+      if (error.kind == EtcdError::Kind::kWrong && !candidate.was_in_job)
         throw LaunchError(LaunchError::kOwnFailure,
                           "cannot use " + describe(settings_.etcd) + " (--rdzv-endpoint): " + error.what());
       throw;

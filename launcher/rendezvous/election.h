@@ -132,7 +132,6 @@ class Election {
   ElectedCoordinator own_;
   std::optional<Listening> listening_;
   FormerRound former_;
-  bool had_answer_ = false;
   std::int64_t term_ = 0;  ///< the revision of the coordinator's key, while it is ours; 0: it is not
   std::int64_t lease_ = 0, record_lease_ = 0, record_revision_ = 0;
   std::optional<RoundRecord> record_;   ///< the last one written, or found

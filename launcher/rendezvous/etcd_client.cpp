@@ -147,7 +147,7 @@ Json checked(int status, const std::string& body) {
     reply = parse_shallow_json(body);
   } catch (const std::exception&) {
     const std::string what = "it answers HTTP " + std::to_string(status) + " with " + first_line(body);
-    if (status >= 500) throw EtcdError(Kind::kUnreachable, what);  // of something before it
+    if (status >= 502 && status <= 504) throw EtcdError(Kind::kUnreachable, what);  // of a gateway before it
     fail_as_stranger(what);
   }
   if (!reply.is_object()) fail_as_stranger("it answers " + first_line(body));

@@ -182,7 +182,7 @@ class Jobs(unittest.TestCase):
                 node.process.send_signal(signal.SIGCONT)
                 node.process.kill()
             node.process.wait()
-            if self._outcome.result.failures or self._outcome.result.errors:
+            if any(test is self for test, _ in self._outcome.result.failures + self._outcome.result.errors):
                 print(f"-- {self.id()}: {node.files[1].name}\n{node.out()}{node.err()}", file=sys.stderr)
         for proxy in self.proxies:
             proxy.close()
@@ -447,7 +447,7 @@ class Jobs(unittest.TestCase):
         self.check_ended(*nodes)
         steps = [line.split()[0] for line in (self.folder / "steps").read_text().splitlines()]
         rounds = [port for i, port in enumerate(steps) if i == 0 or steps[i - 1] != port]
-        self.assertGreater(len(rounds), 2)
+        self.assertGreater(len(rounds), 1)
         self.assertEqual(len(rounds), len(set(rounds)), f"seed {seed}: {rounds}")
 
     # -- etcd that cannot be used --
@@ -480,7 +480,8 @@ class Jobs(unittest.TestCase):
         self.check_ended(*nodes)
 
     def test_user_and_password(self):
-        for words in (("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("role", "add", "jobs"),
+        for words in (("role", "add", "readers"), ("role", "grant-permission", "readers", "--prefix=true", "read", "/ddprun/"),
+                      ("user", "add", "reader:word"), ("user", "grant-role", "reader", "readers"), ("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("role", "add", "jobs"),
                       ("role", "grant-permission", "jobs", "--prefix=true", "readwrite", "/ddprun/"), ("user", "add", "me:my:word"),
                       ("user", "grant-role", "me", "jobs"), ("auth", "enable")):
             self.etcd.control(*words)
@@ -488,6 +489,7 @@ class Jobs(unittest.TestCase):
         self.check_refused(self.start(), place + "user name is empty")
         self.check_refused(self.start(ETCDCTL_USER="me:wrong"), place + "authentication failed, invalid user ID or password")
         self.check_refused(self.start("--rdzv-conf=etcd_prefix=/others", ETCDCTL_USER="me:my:word"), place + "permission denied")
+        self.check_refused(self.start(ETCDCTL_USER="reader:word"), place + "permission denied")
         nodes = [self.start(ETCDCTL_USER="me:my:word"), self.start(ETCDCTL_USER="me", ETCDCTL_PASSWORD="my:word")]
         wait_for(lambda: all(node.begun(2) for node in nodes))
         self.go()

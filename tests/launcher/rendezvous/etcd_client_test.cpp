@@ -170,6 +170,7 @@ TEST_CASE("whoever is not etcd is found out by its first answer", "[etcd]") {
   const auto [answer, reason] = GENERATE(table<std::string, std::string>({
       {"SSH-2.0-OpenSSH_9.2p1\r\n", "this is not an etcd with a v3 JSON gateway: bad version"},
       {http("404 Not Found", "nothing\nhere"), "it answers HTTP 404 with 'nothing'"},
+      {http("501 Unsupported method", "<html>"), "it answers HTTP 501 with '<html>'"},
       {http("200 OK", "<html>"), "it answers HTTP 200 with '<html>'"},
       {http("200 OK", "[1]"), "it answers '[1]'"},
       {http("400 Bad Request", R"({"message": "what\u001b[2J?"})"), "gateway: what?[2J?"},
