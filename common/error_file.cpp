@@ -100,6 +100,8 @@ ErrorFileContent interpret(const std::string& bytes) {
 }  // namespace
 
 void write_error_file(const std::filesystem::path& path, const WorkerError& error) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return;
   json message = {
       {"message", error.message},
       {"extraInfo", {{"py_callstack", error.call_stack}, {"timestamp", std::to_string(error.timestamp)}}}};

@@ -56,7 +56,7 @@ struct WorkerError {
 /// Writes torch elastic's format, atomically; without errorCode if there is none:
 ///   {"message": {"message": TEXT, "extraInfo": {"py_callstack": TEXT, "timestamp": "SECONDS"}, "errorCode":
 ///   N}}
-/// throws IoError
+/// Leaves anything but a regular file, such as /dev/null, alone. throws IoError
 void write_error_file(const std::filesystem::path& path, const WorkerError& error);
 
 struct ErrorFileContent {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun {
 namespace {
@@ -85,9 +86,8 @@ int pipe_to_write_to(std::optional<int> fd) {
   struct stat info {};
   if (!fd || ::fstat(*fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return -1;
   const int flags = ::fcntl(*fd, F_GETFL);
-  if (flags < 0 || (flags & O_ACCMODE) != O_WRONLY) return -1;
+  if (flags < 0 || (flags & O_ACCMODE) != O_WRONLY || (flags & O_NONBLOCK) == 0) return -1;
   ::fcntl(*fd, F_SETFD, FD_CLOEXEC);
-  ::fcntl(*fd, F_SETFL, O_WRONLY | O_NONBLOCK);
   return *fd;
 }
 
@@ -126,8 +126,15 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
   return fd;
 }
 
+bool is_device_or_pipe(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
 void replace_file_atomic(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& temporary)>& write) {
+  if (is_device_or_pipe(path))
+    throw IoError(path, "is a device or a pipe, which no file replaces; expected the name of a file");
   const auto temporary =
       path.parent_path() / ("." + path.filename().string() + ".tmp." + std::to_string(::getpid()));
   try {
@@ -175,8 +182,12 @@ FolderLock lock_folder(const std::filesystem::path& path) {
   const std::lock_guard guard(mutex);
   auto& own = locked[{of_folder.st_dev, of_folder.st_ino}];
   auto lock = own.lock();
-  if (lock == nullptr && (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK))
-    own = lock = std::make_shared<const UniqueFd>(std::move(fd));
+  if (lock != nullptr) return lock;
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return nullptr;
+    log_warning(IoError(path, "cannot be locked, so nothing keeps another run out of it", errno).what());
+  }
+  own = lock = std::make_shared<const UniqueFd>(std::move(fd));
   return lock;
 }
 

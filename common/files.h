@@ -65,14 +65,19 @@ void write_stdout(std::string_view text);
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
 
-/// Returns an inherited descriptor if it is the writing end of a pipe: from now on it does not block, and
-/// child programs do not inherit it. Otherwise returns -1 and leaves the descriptor alone.
+/// Returns an inherited descriptor if it is the writing end of a pipe that does not block, as ddprun's are
+/// and those of a program's own children are not: from now on child programs do not inherit it. Otherwise
+/// returns -1 and leaves the descriptor alone.
 int pipe_to_write_to(std::optional<int> fd);
 
 /// Replaces path with the given bytes. Even after a crash the file is either the old one or the new one:
 /// writes a temporary file beside it, fsyncs, renames, fsyncs the folder.
-/// throws IoError naming path, and removes the temporary file
+/// throws IoError naming path, and removes the temporary file; also if a device or a pipe is there
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
+
+/// Whether something is there that a file must not replace, such as /dev/null or the pipe of a shell's
+/// >(command). Follows links.
+bool is_device_or_pipe(const std::filesystem::path& path);
 
 /// The same for a writer that needs a path: calls write(temporary path).
 void replace_file_atomic(const std::filesystem::path& path,

@@ -59,10 +59,10 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
       {"TORCHELASTIC_RUN_ID", env.run_id},
       {"TORCHELASTIC_USE_AGENT_STORE", env.use_agent_store ? "True" : "False"},
       {"TORCHELASTIC_ERROR_FILE", env.error_file},
+      {"DDPRUN_ROUND", std::to_string(env.round)},
   };
   for (const auto& [name, fd] : kDescriptors)
     if (env.*fd) variables.emplace_back(name, std::to_string(*(env.*fd)));
-  if (env.round_fd) variables.emplace_back("DDPRUN_ROUND", std::to_string(env.round));
   return variables;
 }
 

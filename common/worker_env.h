@@ -37,7 +37,7 @@ struct WorkerEnv {
   std::optional<int> heartbeat_fd;  ///< DDPRUN_HEARTBEAT_FD: each byte written there is a sign of life
   std::optional<int> status_fd;     ///< DDPRUN_STATUS_FD: lines of JSON on its progress (status.h)
   std::optional<int> round_fd;      ///< DDPRUN_ROUND_FD: where ddprun announces new rounds
-  int round = 0;                    ///< DDPRUN_ROUND: restarts before this one started, with its round_fd
+  int round = 0;                    ///< DDPRUN_ROUND: that in which it started; later ones come over round_fd
   std::optional<int> state_fd;      ///< DDPRUN_STATE_FD: memory that outlives the worker, with round_fd
 };
 

@@ -142,12 +142,13 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
   rounds.announce(config.train.memory != nullptr);
 }
 
-/// A restarted job continues what it has saved, and does not begin again with --overwrite or --resume FILE.
+/// A job that has begun before, in an earlier attempt or with other nodes, continues what it has saved, and
+/// does not begin again with --overwrite or --resume FILE.
 void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGroup& group) {
   std::string own;
-  if (env.restart_count > 0 && group.rank() == 0) {
+  if ((env.restart_count > 0 || env.round > 0) && group.rank() == 0) {
     own = folder_of_this_job(config.train.out);
-    if (config.train.out.empty() && own.empty() && env.round == 0)
+    if (config.train.out.empty() && own.empty() && env.restart_count > 0 && !env.round_fd)
       log_info("restarted, and no run in runs/ has a checkpoint of this job: it begins in a new folder");
   }
   own = ddp::broadcast_from_rank_0(group, own);

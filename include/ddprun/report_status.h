@@ -47,10 +47,11 @@ static inline int ddprun_status_pipe(void) {
     const long number = text != NULL && *text != '\0' ? strtol(text, &end, 10) : -1;
     fd = -1;
     if (number >= 0 && number < 1 << 20 && *end == '\0' && fstat((int)number, &info) == 0 &&
-        S_ISFIFO(info.st_mode) && (fcntl((int)number, F_GETFL) & O_ACCMODE) == O_WRONLY) {
+        S_ISFIFO(info.st_mode) &&
+        (fcntl((int)number, F_GETFL) & (O_ACCMODE | O_NONBLOCK)) ==
+            (O_WRONLY | O_NONBLOCK)) {  // as ddprun's is
       fd = (int)number;
       fcntl(fd, F_SETFD, FD_CLOEXEC);
-      fcntl(fd, F_SETFL, O_WRONLY | O_NONBLOCK);
     }
   }
   return fd;

@@ -308,6 +308,11 @@ void settle_signals(const Values& values, Options& options) {
   }
 }
 
+void read_sources(const Values& values, Options& options) {
+  if (values.given("result-json")) options.result_json_source = values.source("result-json");
+  if (values.given("events-json")) options.events_json_source = values.source("events-json");
+}
+
 void read_output(const Values& values, OutputOptions& output) {
   output.log_dir_given = values.given("log-dir");
   if (output.log_dir_given) output.log_dir_source = values.source("log-dir");
@@ -514,6 +519,7 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   protect_metrics(values, environment, options);
   settle_signals(values, options);
   read_output(values, options.output);
+  read_sources(values, options);
   read_program(values, options);
   note_flags_after_program(values, command, options);
   return options;

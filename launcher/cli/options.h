@@ -107,8 +107,10 @@ struct Options {
   std::vector<std::string> preload;  ///< modules and files that workers have imported when they start
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
-  std::optional<Endpoint> metrics;                 ///< --metrics-port: an address; port 0 means a free one
-  std::string metrics_token;                       ///< required by it; empty: none
+  /// For messages: the flag, variable or key that names them.
+  std::string result_json_source = "--result-json", events_json_source = "--events-json";
+  std::optional<Endpoint> metrics;  ///< --metrics-port: an address; port 0 means a free one
+  std::string metrics_token;        ///< required by it; empty: none
   std::optional<NumaBinding> numa_binding;
   std::vector<std::string> gpus;  ///< --gpus, without ranges; empty: all that are visible
   bool virtual_local_rank = false;

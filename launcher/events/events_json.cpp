@@ -61,13 +61,13 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock) {
 class EventsJson::File : public WriteTarget {
  public:
   /// throws UsageError
-  File(std::filesystem::path path, WriterThread::Warn warn)
+  File(std::filesystem::path path, const std::string& source, WriterThread::Warn warn)
       : path_(std::move(path)),
         warn_(std::move(warn)),
         fd_(::open(path_.c_str(),
                    O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600)) {
     if (!fd_)
-      throw UsageError("--events-json: expected a file that can be written, got " +
+      throw UsageError(source + ": expected a file that can be written, got " +
                        single_quoted(path_.string()) + ": " + std::strerror(errno));
   }
 
@@ -85,9 +85,9 @@ class EventsJson::File : public WriteTarget {
 };
 
 EventsJson::EventsJson(asio::io_context& io, const std::optional<std::filesystem::path>& path,
-                       const JobClock& clock)
+                       const JobClock& clock, const std::string& source)
     : clock_(clock), thread_(io, kMostWaiting) {
-  if (path) file_ = std::make_shared<File>(*path, thread_.warn());
+  if (path) file_ = std::make_shared<File>(*path, source, thread_.warn());
 }
 
 EventsJson::~EventsJson() {

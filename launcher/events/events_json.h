@@ -58,9 +58,12 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock);
 /// logged as a warning and stops the recording; the job continues.
 class EventsJson {
  public:
-  /// Appends to the file; a new one gets mode 0600. Without a path, records nothing. throws UsageError
+  /// Appends to the file; a new one gets mode 0600. Without a path, records nothing.
+  ///
+  /// source  the flag, variable or key that names it
+  /// throws  UsageError
   EventsJson(boost::asio::io_context& io, const std::optional<std::filesystem::path>& path,
-             const JobClock& clock);
+             const JobClock& clock, const std::string& source = "--events-json");
   /// Waits a second at most for a stalled disk.
   ~EventsJson();
   EventsJson(const EventsJson&) = delete;

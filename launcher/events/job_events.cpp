@@ -107,32 +107,22 @@ void JobEvents::read_signals() {
   signalfd_siginfo info{};
   while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
-    Sender sender = sender_of(info);
-    if (!handled_.ends_job(signal) && sender != kInit) sender = kKernel;  // each of those is meant
     if (signal == SIGCHLD) {
       if (tell_) tell_(signal);
       push(ChildEnded{});
-    } else if (is_of_hang_up(signal)) {
       continue;
-    } else if (sender == parent_ && signals_once_.comes_again(signal, sender, Clock::now())) {
-      doubtful_.insert(signal);
-      judge_doubtful();
-    } else if (signals_once_.counts(signal, sender, Clock::now())) {
+    }
+    const auto counts = signals_once_.counts(signal, sender_of(info), end_signals_ > 0, Clock::now());
+    if (counts == SignalsOnce::Counts::kYes) {
       if (tell_) tell_(signal);
       push(SignalReceived{signal});
+    } else if (counts == SignalsOnce::Counts::kIfParentLives) {
+      doubtful_.insert(signal);
+      judge_doubtful();
     }
   }
 }
 
-/// Whether this is no second signal to end the job, but the terminal's hang-up after another one (whoever has
-/// typed Ctrl-C may close the window), or SIGTERM beside it: systemd ends a login session with both at once.
-bool JobEvents::is_of_hang_up(int signal) const {
-  if (end_signals_ == 0 || !handled_.ends_job(signal)) return false;
-  return signal == SIGHUP || (handled_.ends_job(SIGHUP) && signals_once_.came_just_now(SIGHUP, Clock::now()));
-}
-
-/// With PR_SET_PDEATHSIG a signal comes from each thread of a parent that dies, the first ones before it is
-/// seen to be dead. They are one signal.
 void JobEvents::judge_doubtful() {
   judge_.expires_after(std::chrono::milliseconds(100));
   judge_.async_wait([this](const boost::system::error_code& error) {

@@ -79,7 +79,6 @@ class JobEvents {
 
   void watch_signals();
   void read_signals();
-  bool is_of_hang_up(int signal) const;
   void judge_doubtful();
 
   boost::asio::io_context& io_;
@@ -87,8 +86,8 @@ class JobEvents {
   int end_signals_ = 0;
   std::function<void(int)> tell_;
   Descriptor signals_;
-  SignalsOnce signals_once_;
   const pid_t parent_ = std::max(::getppid(), 1);  ///< 0 stands for all processes outside a container
+  SignalsOnce signals_once_{parent_, [this](int signal) { return handled_.ends_job(signal); }};
   std::list<Descriptor> pidfds_;
   int generation_ = 0;  ///< of pidfds_: a handler may be queued when exits are forgotten
   Timer wake_up_;       ///< cancelled when an event arrives

@@ -68,6 +68,14 @@ SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) :
 
 bool SignalFd::ends_job(int signal) const { return std::ranges::find(ending_, signal) != ending_.end(); }
 
+void SignalFd::end_at_once() const {
+  ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: no core of ddprun
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : ending_) sigaddset(&set, signal);
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 bool SignalFd::end_requested() const {
   sigset_t pending;
   if (::sigpending(&pending) != 0) return false;
@@ -107,20 +115,24 @@ void leave_init_process() {
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
-bool SignalsOnce::comes_again(int signal, Sender sender, LoopClock::time_point now) const {
-  const auto last = last_.find(signal);
-  return came_just_now(signal, now) && last->second.senders.contains(sender);
-}
-
 bool SignalsOnce::came_just_now(int signal, LoopClock::time_point now) const {
   const auto last = last_.find(signal);
   return last != last_.end() && now - last->second.at < kTogether;
 }
 
-bool SignalsOnce::counts(int signal, Sender sender, LoopClock::time_point now) {
-  if (came_just_now(signal, now) && last_[signal].senders.insert(sender).second) return false;
-  last_[signal] = {now, {sender}};
-  return true;
+SignalsOnce::Counts SignalsOnce::counts(int signal, Sender sender, bool ending, LoopClock::time_point now) {
+  const bool ends = ends_(signal);
+  if (!ends && sender != kInit) sender = kKernel;  // each of those is meant
+  // No second signal to end the job: the terminal's hang-up (whoever has typed Ctrl-C may close the window),
+  // or SIGTERM beside it: systemd ends a login session with both at once.
+  if (ending && ends && (signal == SIGHUP || (ends_(SIGHUP) && came_just_now(SIGHUP, now))))
+    return Counts::kNo;
+  const bool again = came_just_now(signal, now);
+  Last& last = last_[signal];
+  if (again && last.senders.insert(sender).second) return Counts::kNo;  // a copy
+  if (again && sender == parent_) return Counts::kIfParentLives;
+  last = {now, {sender}};
+  return Counts::kYes;
 }
 
 }  // namespace ddprun::launcher

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <csignal>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -32,6 +33,9 @@ class SignalFd {
 
   /// True if this signal ends the job.
   bool ends_job(int signal) const;
+
+  /// From now on such a signal ends ddprun at once, as while a plan is written that nobody reads.
+  void end_at_once() const;
 
   /// True if a signal that ends the job is pending.
   bool end_requested() const;
@@ -69,13 +73,23 @@ constexpr Sender kKernel = -1, kInit = -2;
 /// Equal signals within a second are two if one process has sent both, or a person has typed both.
 class SignalsOnce {
  public:
-  bool counts(int signal, Sender sender, LoopClock::time_point now);
-  /// Whether this sender has sent it just before.
-  bool comes_again(int signal, Sender sender, LoopClock::time_point now) const;
-  /// Whether it has counted within the last second.
-  bool came_just_now(int signal, LoopClock::time_point now) const;
+  /// kIfParentLives: it came from the parent twice at once. With PR_SET_PDEATHSIG a signal comes from each
+  /// thread of a parent that dies, the first ones before it is seen to be dead: they are one signal.
+  enum class Counts { kYes, kNo, kIfParentLives };
+
+  /// parent  ddprun's
+  /// ends    whether a signal ends the job
+  SignalsOnce(Sender parent, std::function<bool(int signal)> ends)
+      : parent_(parent), ends_(std::move(ends)) {}
+
+  /// ending  the job is being ended by a signal already
+  Counts counts(int signal, Sender sender, bool ending, LoopClock::time_point now);
 
  private:
+  bool came_just_now(int signal, LoopClock::time_point now) const;
+
+  Sender parent_;
+  std::function<bool(int)> ends_;
   struct Last {
     LoopClock::time_point at;  ///< when it counted
     std::set<Sender> senders;  ///< of it and its copies

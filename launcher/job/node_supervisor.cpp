@@ -72,6 +72,8 @@ class NodeSupervisor : public Supervisor {
   }
 
   asio::awaitable<RunResult> run() {
+    const auto give_up = gives_up(job_);
+    co_await job_.outputs.make_folder(give_up);  // a node without it does not join
     connect();
     std::optional<RunResult> result;
     std::exception_ptr failure;

@@ -295,9 +295,20 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobM
   asio::co_spawn(io, serve<stream_protocol>(std::move(acceptor), kMaxAskers, answer), asio::detached);
 }
 
-void remove_control_socket(const std::string& name) {
+void remove_dead_sockets() {
   const auto folder = control_folder();
-  if (is_private_folder(folder)) ::unlink((folder / (name + ".sock")).c_str());
+  if (!is_private_folder(folder)) return;
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
+    if (entry.path().extension() != ".sock" || entry.path().native().size() >= sizeof(sockaddr_un::sun_path))
+      continue;
+    asio::io_context io;
+    stream_protocol::socket socket(io, stream_protocol());
+    boost::system::error_code error;
+    socket.non_blocking(true, error);
+    socket.connect(entry.path().string(), error);
+    if (error == asio::error::connection_refused) ::unlink(entry.path().c_str());
+  }
 }
 
 ControlSocket::~ControlSocket() {

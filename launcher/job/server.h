@@ -36,8 +36,8 @@ class ControlSocket {
   UniqueFd in_use_;             ///< the folder, locked so that systemd-tmpfiles leaves it alone
 };
 
-/// Removes the socket of a job whose ddprun was killed.
-void remove_control_socket(const std::string& name);
+/// Removes the sockets of this user's jobs whose ddprun was killed.
+void remove_dead_sockets();
 
 /// --metrics-port: answers GET /metrics (Prometheus), /report (a worker's page), /status (JSON) and /healthz
 /// at an address. An unusable address is only a warning.

@@ -282,7 +282,8 @@ asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> w
 asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
   constexpr std::chrono::milliseconds kLook{100};
   asio::post(job.io, [] {  // once the loop waits: the workers run
-    for (const std::string& dead : remove_leftovers(temp_folder())) remove_control_socket(job_name(dead));
+    remove_leftovers(temp_folder());
+    remove_dead_sockets();
   });
   RunResult result;
   std::exception_ptr thrown;
@@ -375,7 +376,8 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   JobEvents events(io, signals);
   std::optional<Starter> starter;
   if (options.hosts.channel >= 0) starter.emplace(io, options.hosts.channel, options);
-  EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
+  EventsJson log(io, options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock,
+                 options.events_json_source);
   JobOutput outputs(console, options, record.run_id, job_id, temp.path());
   Job job{{.options = options,
            .environment = environment,
@@ -396,6 +398,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
           log,
           outputs};
   if (options.dry_run) {
+    signals.end_at_once();
     if (options.hosts.starts()) write_stdout(RemoteHosts::describe(options, environment) + "\n");
     show_plan(job);
     return {};
@@ -445,7 +448,8 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   std::filesystem::path result_json;  // once it is known that it can be written
   RunResult result;
   try {
-    if (!options.result_json.empty() && !options.dry_run) check_result_json(options.result_json);
+    if (!options.result_json.empty() && !options.dry_run)
+      check_result_json(options.result_json, options.result_json_source);
     if (!options.dry_run) result_json = options.result_json;
     result = run_recorded(io, console, options, environment, job_id, clock, record);
   } catch (const std::exception& error) {

@@ -70,12 +70,6 @@ void write_text(const std::filesystem::path& path, int fd, const std::string& te
   throw IoError(path, "cannot write", errno);
 }
 
-/// Must not replace /dev/null or the pipe of a shell's >(command) with a file.
-bool is_device_or_pipe(const std::filesystem::path& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
-}
-
 }  // namespace
 
 double total(const WorkerStatus::Seconds& seconds) {
@@ -153,7 +147,7 @@ std::string to_json(const JobRecord& record) {
   return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-void check_result_json(const std::filesystem::path& path) {
+void check_result_json(const std::filesystem::path& path, const std::string& source) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const bool replaced = !is_device_or_pipe(path);
   std::error_code ignored;
@@ -161,8 +155,8 @@ void check_result_json(const std::filesystem::path& path) {
   if (replaced && std::filesystem::is_directory(path, ignored)) error = EISDIR;
   if (::access((replaced ? folder : path).c_str(), replaced ? W_OK | X_OK : W_OK) != 0) error = errno;
   if (error != 0)
-    throw UsageError("--result-json: expected a file that can be written, got " +
-                     single_quoted(path.string()) + ": " + std::strerror(error));
+    throw UsageError(source + ": expected a file that can be written, got " + single_quoted(path.string()) +
+                     ": " + std::strerror(error));
 }
 
 void write_result_json(const std::filesystem::path& path, const JobRecord& record) {

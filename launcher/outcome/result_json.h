@@ -61,7 +61,7 @@ nlohmann::ordered_json to_ledger(double wall, const std::vector<AttemptRecord>& 
 std::string to_json(const JobRecord& record);
 
 /// Checks, before a job runs, that its result can be written. throws UsageError naming --result-json
-void check_result_json(const std::filesystem::path& path);
+void check_result_json(const std::filesystem::path& path, const std::string& source);
 
 /// Writes it, readable only by the user: replaces a file atomically, or writes to a device or pipe. throws
 /// IoError

@@ -131,28 +131,31 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
   return started_in_ / log_dir / job_name_;
 }
 
+asio::awaitable<void> JobOutput::make_folder(std::function<bool()> give_up) {
+  if (options_.output.log_dir.empty() || log_folder_) co_return;
+  const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
+  const auto path = job_folder(options_.output.log_dir);
+  const std::string source = options_.output.log_dir_source;
+  const std::function<void()> make = [made, path, source] {
+    for_flag(source, [&] { *made = std::make_shared<const LogFolder>(path); });
+    link_latest(path);
+  };
+  const AsideEnd end = co_await run_aside(make, LoopClock::now() + kDiskPatience, &give_up);
+  if (end == AsideEnd::kGivenUp) co_return;
+  if (end == AsideEnd::kLate) throw IoError(source, IoError(path, kStalled));
+  log_folder_ = *made;
+  if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
+  if (!log_folder_->is_safe())
+    log_warning(source + ": " + log_folder_->path().string() +
+                ": others may be able to read and replace the files here, for the file system does not keep "
+                "owners and modes");
+}
+
 asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::function<bool()> give_up) {
   if (options_.output.log_dir.empty()) co_return;
   folder_missing_ = true;
-  if (!log_folder_) {
-    const auto made = std::make_shared<std::shared_ptr<const LogFolder>>();
-    const auto path = job_folder(options_.output.log_dir);
-    const std::string source = options_.output.log_dir_source;
-    const std::function<void()> make = [made, path, source] {
-      for_flag(source, [&] { *made = std::make_shared<const LogFolder>(path); });
-      link_latest(path);
-    };
-    const AsideEnd end = co_await run_aside(make, LoopClock::now() + kDiskPatience, &give_up);
-    if (end == AsideEnd::kGivenUp) co_return;
-    if (end == AsideEnd::kLate) throw IoError(source, IoError(path, kStalled));
-    log_folder_ = *made;
-    if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
-    if (!log_folder_->is_safe())
-      log_warning(
-          source + ": " + log_folder_->path().string() +
-          ": others may be able to read and replace the files here, for the file system does not keep "
-          "owners and modes");
-  }
+  co_await make_folder(give_up);
+  if (!log_folder_) co_return;
   for (int first = 0; first < workers; first += kFewFolders) {
     const std::function<void()> make = [folder = log_folder_, first,
                                         end = std::min(first + kFewFolders, workers),

@@ -52,11 +52,14 @@ class JobOutput {
   /// Where each worker of an attempt reports its error.
   std::vector<std::filesystem::path> error_files(int attempt, int workers) const;
 
-  /// Makes the folders of an attempt's files. If that fails, or a disk stalls, once the job's own folder is
-  /// there, warns, and the attempt has no files.
+  /// Makes the job's folder of log files, if it is to have one and has none yet.
   ///
   /// give_up  whether to wait no longer: nothing will be started
-  /// throws   IoError if the job's folder cannot be made
+  /// throws   IoError if it cannot be made
+  boost::asio::awaitable<void> make_folder(std::function<bool()> give_up);
+
+  /// The same, and the folders of an attempt's files. If that fails, or a disk stalls, once the job's own
+  /// folder is there, warns, and the attempt has no files.
   boost::asio::awaitable<void> make_folders(int attempt, int workers, std::function<bool()> give_up);
 
   /// The folder for the stacks of a hanging attempt: its own if it outlives the job, else a new one, if need

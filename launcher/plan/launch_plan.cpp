@@ -41,6 +41,7 @@ WorkerEnv worker_variables(const JobPlan& plan, const Round& round, int local_ra
   WorkerEnv env;
   env.role_name = plan.options.role;
   env.restart_count = round.restart_count;
+  env.round = round.number;
   env.max_restarts = round.max_restarts;
   env.rank = round.first_rank + local_rank - round.first_local_rank;
   env.role_rank = round.first_role_rank + local_rank - round.first_local_rank;
@@ -154,7 +155,6 @@ std::vector<WorkerSpec> plan_workers(const JobPlan& job, const Round& round,
     if (!ends.statuses.empty()) variables.status_fd = ends.statuses[i].get();
     if (!ends.rounds.empty()) {
       variables.round_fd = ends.rounds[i].get();
-      variables.round = round.number;
       variables.state_fd = job.states[i].get();
     }
     for (const auto& fd : {variables.store_fd, variables.heartbeat_fd, variables.status_fd,

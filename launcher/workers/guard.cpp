@@ -95,8 +95,7 @@ UniqueFd hold(const fs::path& folder) {
   return held;
 }
 
-std::vector<std::string> remove_leftovers(const fs::path& folder) {
-  std::vector<std::string> jobs;
+void remove_leftovers(const fs::path& folder) {
   const std::string ending = "." + boot();
   const std::shared_ptr<DIR> all(::opendir(folder.c_str()), [](DIR* opened) {
     if (opened != nullptr) ::closedir(opened);
@@ -106,9 +105,7 @@ std::vector<std::string> remove_leftovers(const fs::path& folder) {
     if (!name.starts_with(kPrefix) || !name.ends_with(ending) || !is_abandoned(folder / name)) continue;
     std::error_code ignored;
     fs::remove_all(folder / name, ignored);
-    jobs.emplace_back(name.substr(kPrefix.size(), name.size() - kPrefix.size() - ending.size()));
   }
-  return jobs;
 }
 
 Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) : job_id_(job_id) {

@@ -18,8 +18,8 @@ std::string temp_name(const std::string& job_id);
 UniqueFd hold(const std::filesystem::path& temp_folder);
 
 /// Removes from the folder for temporary files those of jobs whose ddprun was killed together with its guard:
-/// of this user, made since this machine was started, and held by nobody. returns the jobs' ids
-std::vector<std::string> remove_leftovers(const std::filesystem::path& folder);
+/// of this user, made since this machine was started, and held by nobody.
+void remove_leftovers(const std::filesystem::path& folder);
 
 /// Kills these process groups and all processes of the job, also those that left their groups, like daemons.
 void kill_job(const std::vector<pid_t>& groups, const std::string& job_id);

@@ -35,7 +35,7 @@ def heartbeat() -> None:
     """
     with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full of beats
         fd = int(os.environ.get("DDPRUN_HEARTBEAT_FD", "-1"))
-        if stat.S_ISFIFO(os.fstat(fd).st_mode):  # a child of the rank may have a file there
+        if stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.get_blocking(fd):  # a child of the rank may have another one there
             os.write(fd, b".")
 
 
@@ -70,8 +70,7 @@ def status(
     line = json.dumps(said).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full
         fd = int(os.environ.get("DDPRUN_STATUS_FD", "-1"))
-        if stat.S_ISFIFO(os.fstat(fd).st_mode) and len(line) <= 4096:  # written in one piece
-            os.set_blocking(fd, False)
+        if stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.get_blocking(fd) and len(line) <= 4096:  # written in one piece
             os.write(fd, line)
 
 

@@ -152,6 +152,16 @@ TEST_CASE("FIFOs, links and folders are neither followed nor waited for", "[erro
   }
 }
 
+TEST_CASE("an error file replaces nothing but a file", "[error_file]") {
+  const TempDir folder;
+  const auto pipe = folder.path() / "pipe", link = folder.path() / "link";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  std::filesystem::create_symlink("/dev/null", link);
+  for (const auto& path : {pipe, link}) write_error_file(path, {"text", "", 1, {}});
+  CHECK(std::filesystem::is_fifo(pipe));
+  CHECK(std::filesystem::is_symlink(link));
+}
+
 TEST_CASE("a wait status with an exit code keeps all 256 codes", "[exit_status]") {
   for (int code = 0; code < 256; ++code) {
     const ExitStatus status = ExitStatus::from_wait_status(W_EXITCODE(code, 0));

@@ -42,6 +42,17 @@ TEST_CASE("a write that fails leaves the old file and no other", "[files]") {
   CHECK(entries_in(folder.path()) == 1);
 }
 
+TEST_CASE("no file replaces a device or a pipe", "[files]") {
+  const TempDir folder;
+  const auto pipe = folder.path() / "pipe", link = folder.path() / "link";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  std::filesystem::create_symlink("/dev/null", link);
+  for (const auto& path : {pipe, link})
+    CHECK_THROWS_WITH(write_file_atomic(path, "text"), ContainsSubstring("is a device or a pipe"));
+  CHECK(std::filesystem::is_fifo(pipe));
+  CHECK(std::filesystem::is_symlink(link));
+}
+
 TEST_CASE("files that cannot be used throw IoError with path and errno", "[files]") {
   const TempDir folder;
   const auto missing = folder.path() / "no" / "file";

@@ -84,6 +84,7 @@ struct Pipe {
     REQUIRE(::pipe(ends) == 0);
     reading.reset(ends[0]);
     writing.reset(ends[1]);
+    ::fcntl(writing.get(), F_SETFL, O_NONBLOCK);  // as ddprun's are
   }
   std::string read_all() {
     writing.reset();
@@ -127,6 +128,8 @@ TEST_CASE("a status goes nowhere without a pipe to write to", "[status]") {
     StatusChannel(fd).send(full_status());
   }
   CHECK_FALSE(StatusChannel(std::nullopt).connected());
+  ::fcntl(pipe.writing.get(), F_SETFL, 0);
+  CHECK_FALSE(StatusChannel(pipe.writing.get()).connected());  // a program's pipe to its own child
 }
 
 TEST_CASE("every beat is a byte in the pipe", "[heartbeat]") {

@@ -32,6 +32,7 @@ DIFFERENCES = {
     "DDPRUN_LAUNCHER": (r"\d*:\d+:\d+:\d+", "ours"),
     "DDPRUN_COMMAND": (r".*ddprun.*", "ours"),
     "DDPRUN_STORE_FD": (r"\d+", "ours, in rank 0"),
+    "DDPRUN_ROUND": (r"\d+", "ours"),
     "DDPRUN_STATUS_FD": (r"\d+", "ours"),
 }
 

@@ -117,6 +117,23 @@ TEST_CASE(
                    {"--val-split=0"})["set"] == "training");
 }
 
+TEST_CASE("a run is evaluated with the settings of its checkpoint, not of a later branch", "[training]") {
+  const TempDir dir;
+  const auto run = dir.path() / "run";
+  train("linear", 0, run, {"--val-split=0.3", "--limit-train=64", "--epochs=1"});
+  const auto samples = [&](const char* out) {
+    Child child(training("linear", 0, dir.path() / out, {"--eval=" + run.string()}));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return nlohmann::json::parse(read_file(dir.path() / out / "evaluation.json"))["samples"].get<int>();
+  };
+  const int before = samples("before");
+  auto text = read_file(run / "config.toml");
+  const auto at = text.find("val_split = 0.3");
+  REQUIRE(at != std::string::npos);
+  write_file_atomic(run / "config.toml", text.replace(at, 15, "val_split = 0.9"));
+  CHECK(samples("after") == before);
+}
+
 TEST_CASE("the recipe for 94 % trains on images that grow, and its run is evaluated with mirrored ones",
           "[training]") {
   const TempDir dir;

@@ -595,10 +595,21 @@ TEST_CASE("a token keeps out who has another one or none", "[nodes]") {
 
 TEST_CASE("a node that cannot start its workers ends the job with its code", "[nodes]") {
   NodeJob nodes;
+  const TempDir folder;
+  const auto program = folder.path() / "program";
+  write_file_atomic(program, "#!/no/such/interpreter\n");
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
-  nodes.add(ddprun_command(nodes.flags({"--nnodes=2", "--node-rank=1", "--log-dir=/dev/null/x", "true"})));
-  CHECK(nodes.wait() == all(2, ExitStatus::exited(2)));
-  CHECK_THAT(nodes.node(0).err(), ContainsSubstring("/dev/null"));
+  nodes.add(ddprun_command(nodes.flags({"--nnodes=2", "--node-rank=1", "--no-python", program.string()})));
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(127)));
+  CHECK_THAT(nodes.node(0).err(), ContainsSubstring(program.string()));
+}
+
+TEST_CASE("a node whose log folder cannot be made says so at once, and does not join", "[nodes]") {
+  NodeJob nodes;
+  Child& alone = nodes.add(ddprun_command(nodes.flags({"--nnodes=2", "--log-dir=/dev/null/x", "true"})));
+  CHECK(alone.wait() == ExitStatus::exited(2));
+  CHECK_THAT(alone.err(), ContainsSubstring("--log-dir: /dev/null: cannot open the log folder"));
 }
 
 TEST_CASE("the coordinator's node does not wait for workers elsewhere that are slow to end", "[nodes]") {

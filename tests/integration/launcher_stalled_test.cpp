@@ -87,6 +87,16 @@ TEST_CASE("a report that nobody reads delays no restart, and two signals end the
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a signal ends --dry-run although nobody reads the plan", "[stalled]") {
+  Command command{{"sh", "-c", "exec " + std::string(DDPRUN_PROGRAM) + " --dry-run true >&2"}};
+  with_full_stderr(command);
+  Child ddprun(command);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("a reader that comes late reads the report", "[stalled]") {
   const TempDir folder;
   const std::string go = folder.path() / "go";

@@ -418,6 +418,28 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   CHECK((weights(whole) == weights(killed)));
 }
 
+TEST_CASE("workers that start again because a node joins continue their own run", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  NodeJob nodes;
+  const auto add_node = [&] {
+    auto command = mnist(1, out,
+                         {"--data=fashion-mnist", "--limit-train=512", "--limit-test=64", "--batch-size=16",
+                          "--epochs=8", "--log-interval=1", "--no-report"});
+    const auto flags = nodes.flags({"--nnodes=1:2", "--last-call=0"});
+    command.argv.insert(std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM), flags.begin(),
+                        flags.end());
+    nodes.add(command);
+  };
+  add_node();
+  REQUIRE(nodes.node(0).wait_for_output("Loss", 1));
+  add_node();
+  for (const std::size_t node : {0, 1}) CHECK(nodes.node(node).wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(nodes.node(0).out(), nodes.node(0).err());
+  CHECK(count_of("resumed from ", nodes.node(0).out()) == 1);
+}
+
 TEST_CASE("ranks that have nowhere to keep their parts of the state all start again", "[training]") {
   const TempDir dir;
   auto command = training("linear", 2, dir.path() / "run", {"--zero1", "--epochs=400", "--resume=auto"});

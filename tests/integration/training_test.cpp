@@ -190,6 +190,7 @@ TEST_CASE("every training step and every test batch sends a heartbeat", "[traini
   command.in_child = [store_fd = store.get(), heartbeat_fd = writing.get()] {
     ::fcntl(store_fd, F_SETFD, 0);
     ::fcntl(heartbeat_fd, F_SETFD, 0);
+    ::fcntl(heartbeat_fd, F_SETFL, O_NONBLOCK);
   };
   Child child(command);
   writing.reset();

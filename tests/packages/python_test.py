@@ -30,6 +30,13 @@ def job(script, *flags):
         return done.returncode, done.stdout + done.stderr
 
 
+def pipe_of_ddprun():
+    """Its writing end does not block."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    return reading, writing
+
+
 class Seam(unittest.TestCase):
     def test_a_rank_that_sends_signs_of_life_does_not_hang(self):
         beats = "import ddprun, time\nfor _ in range(20):\n    time.sleep(0.2)\n    ddprun.heartbeat()\n"
@@ -53,7 +60,7 @@ for step in range(1, 140):
             self.assertIn('"event":"straggler"', events.read_text())
 
     def test_status_writes_only_to_a_pipe_and_never_waits(self):
-        reading, writing = os.pipe()
+        reading, writing = pipe_of_ddprun()
         os.environ["DDPRUN_STATUS_FD"] = str(writing)
         for step in range(10000):
             ddprun.status(step=step, loss=1)
@@ -67,7 +74,7 @@ for step in range(1, 140):
         ddprun.status(step=1)
 
     def test_a_loss_that_is_no_number_is_said_as_null(self):
-        reading, writing = os.pipe()
+        reading, writing = pipe_of_ddprun()
         os.environ["DDPRUN_STATUS_FD"] = str(writing)
         ddprun.status(loss=float("nan"))
         del os.environ["DDPRUN_STATUS_FD"]
@@ -81,14 +88,17 @@ for step in range(1, 140):
         snippet = re.search(r"```python\n(import contextlib.*?)```", (SOURCE / "docs/hangs.md").read_text(), re.S).group(1)
         example = (SOURCE / "examples/heartbeat.py").read_text().split("if __name__")[0]
         beats = ["import ddprun\nddprun.heartbeat()", snippet + "\nheartbeat()", example + "\nheartbeat()"]
-        reading, writing = os.pipe()
+        reading, writing = pipe_of_ddprun()
+        own, of_a_child = os.pipe()
         with tempfile.TemporaryFile() as file:
             for script in beats:
-                for fd in file.fileno(), writing:
+                for fd in file.fileno(), of_a_child, writing:
                     subprocess.run([sys.executable, "-c", script], check=True, pass_fds=[fd],
                                    env={**os.environ, "DDPRUN_HEARTBEAT_FD": str(fd), "PYTHONPATH": str(SOURCE / "packaging")})
             self.assertEqual(0, os.fstat(file.fileno()).st_size)
         self.assertEqual(b"...", os.read(reading, 100))
+        os.close(of_a_child)
+        self.assertEqual(b"", os.read(own, 100))
 
     def test_the_report_has_the_recorded_error_and_where_it_came_from(self):
         code, said = job("""

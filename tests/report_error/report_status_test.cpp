@@ -23,8 +23,8 @@ Said run_reporter(const std::string& what, bool with_pipe = true, bool full = fa
   REQUIRE(::pipe(ends) == 0);
   const UniqueFd reading(ends[0]);
   UniqueFd writing(ends[1]);
+  ::fcntl(writing.get(), F_SETFL, O_NONBLOCK);  // as ddprun's are
   if (full) {
-    ::fcntl(writing.get(), F_SETFL, O_NONBLOCK);
     while (::write(writing.get(), std::string(4096, '.').data(), 4096) > 0) {
     }
   }

@@ -13,6 +13,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
+#include <ddprun/ddp/norm_relu.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/model/cpu_abilities.h>
@@ -250,9 +251,8 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
 /// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
 /// the run's settings of the model and, for --eval, of the data and the seed that splits them.
 /// throws  UsageError for a run of another task
-void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task,
-                         const Command& command) {
-  const std::filesystem::path run = values.text(flag), file = run / "config.toml";
+void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
+  const std::filesystem::path run = values.text(flag);
   const auto weights = checkpoint_of(run, "--" + flag + ": ");
   if (weights == run) return;
   Config plain;  // with the task's defaults
@@ -267,16 +267,17 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
       if (setting.set(given.text).empty() && setting.get() != before) own.add(setting, given);
     }
   };
-  if (std::error_code error; std::filesystem::exists(file, error)) {
-    if (const auto of = settings::top_level_text(file, "task").text; of != task.name)
-      throw UsageError("--" + flag + ": " + run.string() + " is a run of the task " + of);
-    const Values all = settings::read_toml(file, command);
-    for (const auto& setting : settings)
-      if (all.given(setting.name) &&
-          (std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() ||
-           (flag == "eval" && (setting.section == "data" || setting.name == "seed"))))
-        add(setting.name, all.all().at(setting.name).back());
-  }
+  // Of this checkpoint: config.toml may be that of a later branch.
+  const auto was =
+      nlohmann::json::parse(train::to_training_state(serialize::peek_pt(weights), weights).config_json);
+  if (const auto of = was.value("task", task.name); of != task.name)
+    throw UsageError("--" + flag + ": " + run.string() + " is a run of the task " + of);
+  for (const auto& setting : settings)
+    if (const auto value = was.find(setting.key());
+        value != was.end() && !value->is_null() &&
+        (std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() ||
+         (flag == "eval" && (setting.section == "data" || setting.name == "seed"))))
+      add(setting.name, {value->is_string() ? value->get<std::string>() : value->dump(), weights.string()});
   // It may have been another file since, or that of another model that the run began with.
   if (const auto shape = run / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
     add("architecture", {shape.string(), shape.string()});
@@ -305,7 +306,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
     require(command, typed);
   values.overlay(typed);
   for (const char* flag : {"init-weights", "eval"})
-    if (values.given(flag)) add_settings_of_run(values, flag, task, command);
+    if (values.given(flag)) add_settings_of_run(values, flag, task);
   values.apply(command.settings, task.name);
   if (process_env("RANK").value_or("0") == "0")
     for (const auto& note : values.notes) log_info(note);
@@ -389,11 +390,13 @@ void use_fast_cpu(Config& config, int rank) {
     precision = train::Precision::kBf16Mixed;
   const bool bf16 = precision != train::Precision::k32;
   if (amx && bf16) train::compute_small_convolutions_as_products();
+  if (bf16) ddp::fuse_norm_relu();
   config.train.config_json = to_json(config);
   if (rank == 0)
     log_info(std::string("--fast, on a CPU with") + (amx ? "" : "out") +
              " AMX: " + (bf16 ? "bf16-mixed" : "32 bits") + ", channels-last" +
-             (amx && bf16 ? ", small convolutions as products of matrices" : ""));
+             (amx && bf16 ? ", small convolutions as products of matrices" : "") +
+             (bf16 ? ", batch norm with ReLU in one pass" : ""));
 }
 
 }  // namespace

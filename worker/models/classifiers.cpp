@@ -49,10 +49,9 @@ BasicBlockImpl::BasicBlockImpl(int in_channels, int out_channels, int stride)
 }
 
 torch::Tensor BasicBlockImpl::forward(const torch::Tensor& x_BCHW) {
-  auto y_BCHW = bn1_(conv1_(x_BCHW)).relu_();
-  y_BCHW = bn2_(conv2_(y_BCHW));
-  y_BCHW += downsample_.is_empty() ? x_BCHW : downsample_->forward(x_BCHW);
-  return y_BCHW.relu_();
+  const auto y_BCHW = bn1_->forward_relu(conv1_(x_BCHW));
+  const auto z_BCHW = conv2_(y_BCHW);
+  return bn2_->forward_relu(z_BCHW, downsample_.is_empty() ? x_BCHW : downsample_->forward(x_BCHW));
 }
 
 ResNet18Impl::ResNet18Impl(int num_classes, Stem stem)
@@ -77,7 +76,7 @@ void ResNet18Impl::draw_weights() {
 }
 
 torch::Tensor ResNet18Impl::forward(const torch::Tensor& image_BCHW) {
-  auto x_BCHW = bn1_(conv1_(image_BCHW)).relu_();
+  auto x_BCHW = bn1_->forward_relu(conv1_(image_BCHW));
   if (stem_ == Stem::kImagenet)
     x_BCHW = torch::max_pool2d(x_BCHW, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
   for (auto* blocks : {&layer1_, &layer2_, &layer3_, &layer4_}) x_BCHW = (*blocks)->forward(x_BCHW);

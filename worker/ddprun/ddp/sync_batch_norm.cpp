@@ -12,6 +12,7 @@
 #include <ATen/ops/batch_norm_update_stats.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
+#include <ddprun/ddp/norm_relu.h>
 #include <ddprun/group/collectives.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/functional/batchnorm.h>
@@ -223,11 +224,29 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   _check_input_dim(input);
+  return normalized(input, count_batch());
+}
+
+Tensor SyncBatchNormImpl::forward_relu(const Tensor& input, const Tensor& residual) {
+  _check_input_dim(input);
+  const double momentum = count_batch();
+  const norm_relu::Parameters parameters{weight, bias, running_mean, running_var, momentum, options.eps()};
+  if (is_training() && !group_ && norm_relu::fits(input, residual, parameters))
+    return norm_relu::forward(input, residual, parameters);
+  auto y = normalized(input, momentum);
+  if (residual.defined()) y += residual;
+  return y.relu_();
+}
+
+/// returns  the share of this batch in the running statistics
+double SyncBatchNormImpl::count_batch() {
   const bool track = is_training() && num_batches_tracked.defined();
   if (track) num_batches_tracked += 1;
-  double momentum = options.momentum().value_or(0);
-  if (track && !options.momentum()) momentum = 1 / num_batches_tracked.item<double>();  // cumulative average
+  if (track && !options.momentum()) return 1 / num_batches_tracked.item<double>();  // cumulative average
+  return options.momentum().value_or(0);
+}
 
+Tensor SyncBatchNormImpl::normalized(const Tensor& input, double momentum) {
   const auto present = [](const Tensor& parameter) {
     return parameter.defined() ? std::optional(parameter) : std::nullopt;
   };

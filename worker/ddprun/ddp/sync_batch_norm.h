@@ -30,6 +30,11 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   ///          per channel in training
   torch::Tensor forward(const torch::Tensor& input);
 
+  /// relu(forward(input) + residual), in fewer passes where fuse_norm_relu() says.
+  ///
+  /// residual  of input's shape, or undefined: nothing is added
+  torch::Tensor forward_relu(const torch::Tensor& input, const torch::Tensor& residual = {});
+
   void pretty_print(std::ostream& stream) const override;
 
  protected:
@@ -37,6 +42,9 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 
  private:
   friend int set_group(torch::nn::Module& module, const std::optional<ProcessGroup>& group);
+  double count_batch();
+  torch::Tensor normalized(const torch::Tensor& input, double momentum);
+
   std::optional<ProcessGroup> group_;  ///< nullopt: not synchronised
 };
 TORCH_MODULE(SyncBatchNorm);

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -92,7 +95,8 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     return folder;
   }
   const bool restarted =  // before it had a checkpoint
-      folder->job() == process_env(kJobIdVariable) && process_env("TORCHELASTIC_RESTART_COUNT") != "0";
+      folder->job() == process_env(kJobIdVariable) &&
+      (process_env("TORCHELASTIC_RESTART_COUNT") != "0" || process_env("DDPRUN_ROUND").value_or("0") != "0");
   const bool goes_on = options.checkpoint.resume == "auto" || run.in_memory.begun || restarted;
   const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
   if (!other.empty())
@@ -105,6 +109,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
                   ? ""
                   : "; the run that --overwrite replaced before is in " + folder->replaced().string()));
   folder->begin(names, options.overwrite);
+  run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
 }
 
@@ -127,6 +132,21 @@ std::vector<FolderLock> lock_run_folder(const fs::path& folder) {
   if (std::ranges::count(locks, nullptr) > 0)
     throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
   return locks;
+}
+
+std::shared_ptr<void> only_training_in(const fs::path& folder) {
+  static std::mutex mutex;
+  static std::set<fs::path> busy;
+  if (folder.empty()) return nullptr;
+  const auto path = fs::weakly_canonical(folder);
+  const std::lock_guard guard(mutex);
+  if (!busy.insert(path).second)
+    throw UsageError("--out: this program trains in " + folder.string() +
+                     " already; expected another folder");
+  return {nullptr, [path](void*) {
+            const std::lock_guard end(mutex);
+            busy.erase(path);
+          }};
 }
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {
@@ -192,12 +212,17 @@ std::optional<Ending> has_ended(const Run& run, const Resumed* resumed) {
   Summary summary;
   if (run.on_rank_0()) {
     summary = read_summary(run, resumed);
-    if (resumed != nullptr && continues_in(options.out, *resumed) && summary.steps == resumed->state.step)
+    // A branch that was killed before its first checkpoint: its rows are to be taken back first.
+    const auto folder = RunFolder(options.out).identity();
+    const bool was_left = resumed != nullptr && continues_in(options.out, *resumed) && !folder.run.empty() &&
+                          folder.branch != resumed->state.identity.branch;
+    if (!was_left && resumed != nullptr && continues_in(options.out, *resumed) &&
+        summary.steps == resumed->state.step)
       why = why_ended(run, before_resume(resumed->state, run).stop_reason.value_or(""),
                       resumed->state.position.epoch, summary.steps);
     // Without last.pt the newest checkpoint is of an earlier step, or there is none.
-    if (why.empty() && finds && summary.steps >= 0 && (resumed == nullptr || resumed->is_newest) &&
-        RunFolder(options.out).ended_within() == limits_of(run))
+    if (!was_left && why.empty() && finds && summary.steps >= 0 &&
+        (resumed == nullptr || resumed->is_newest) && RunFolder(options.out).ended_within() == limits_of(run))
       why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
   }
   if (!ddp::any_rank_true(run.group, !why.empty())) return std::nullopt;

@@ -18,6 +18,9 @@ namespace ddprun::train {
 /// Keeps other processes from using a run folder. throws UsageError if one does, IoError
 std::vector<FolderLock> lock_run_folder(const std::filesystem::path& folder);
 
+/// The same for the trainings of this process, which share its locks, for as long as the result lives.
+std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
+
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
 bool continues_in(const std::filesystem::path& run_folder, const Resumed& from);
 

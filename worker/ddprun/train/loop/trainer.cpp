@@ -402,8 +402,10 @@ class Trainer {
     memory_.commit(at_, {at_.epoch + 1, 0}, Evaluating::kNothing);
     const bool due = at_.epoch % run_.options.checkpoint.save_every == 0;
     const bool with_weights = due && !run_.task.weights_file.empty();
-    if ((due || at_.epoch + 1 >= run_.options.epochs || over()) &&
-        save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
+    const bool of_epoch = due || at_.epoch + 1 >= run_.options.epochs || over();
+    const auto every = run_.options.checkpoint.every_steps;
+    if ((of_epoch || (every > 0 && at_.step % every == 0)) &&
+        save({at_.epoch + 1, 0}, of_epoch && judges_epochs() ? Occasion::kValidation : Occasion::kStep,
              with_weights ? run_.options.out / run_.task.weights_file : ""))
       log_.print(run_.task.weights_line(at_.epoch, run_.options.out / run_.task.weights_file));
     ++at_.epoch;
@@ -493,6 +495,7 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
+  const auto alone = group.rank() == 0 ? only_training_in(options.out) : nullptr;
   std::vector<FolderLock> locks;  // first: until an earlier run has ended, it may write a newer checkpoint
   if (group.rank() == 0 && std::filesystem::is_directory(options.out)) locks = lock_run_folder(options.out);
   auto resumed = options.memory != nullptr && options.memory->state

@@ -14,6 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/train/state/shard_index.h>
@@ -24,13 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kList = "run.json";
-
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  const auto status = fs::symlink_status(path, error);
-  if (status.type() != fs::file_type::none) return fs::exists(status);
-  throw IoError(path, "cannot be looked up", error.value());
-}
 
 bool is_checkpoint(const std::string& name) { return name.starts_with("checkpoints/"); }
 
@@ -53,41 +47,6 @@ bool is_inside(const std::string& name) {
 }
 
 std::string random_hex() { return formatted("%08x", static_cast<unsigned>(std::random_device()())); }
-
-/// A name beside the path that is free: last-earlier.pt, last-earlier-v1.pt, ...
-fs::path free_path(const fs::path& path, const std::string& addition) {
-  const auto stem = path.parent_path() / (path.stem().string() + addition);
-  const auto extension = path.extension().string();
-  fs::path free = stem.string() + extension;
-  for (int version = 1; is_there(free); ++version)
-    free = stem.string() + "-v" + std::to_string(version) + extension;
-  return free;
-}
-
-std::vector<fs::path> entries(const fs::path& folder) {
-  std::error_code error;
-  return {fs::directory_iterator(folder, error), fs::directory_iterator()};
-}
-
-/// And those in it.
-void remove_empty_folders(const fs::path& folder) {
-  std::error_code error;
-  for (const auto& path : entries(folder))
-    if (fs::is_directory(fs::symlink_status(path, error))) remove_empty_folders(path);
-  fs::remove(folder, error);
-}
-
-void move_file(const fs::path& from, const fs::path& to) {
-  create_folders(to.parent_path());
-  std::error_code error;
-  fs::rename(from, to, error);
-  if (error == std::errc::cross_device_link) {
-    error.clear();
-    fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::copy_symlinks, error);
-    if (!error) fs::remove_all(from, error);
-  }
-  if (error) throw IoError(from, "cannot be moved to " + to.string(), error.value());
-}
 
 }  // namespace
 
@@ -171,9 +130,10 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   };
   const bool had_result = has_result(), had_list = !identity_.run.empty();
   bool is_other = false;
+  fs::path aside;
   if (had_list) find_states(/*list_is_lost=*/false);
   if (!had_list || had_result || has_result()) {
-    set_aside(names, overwrites);
+    aside = set_aside(names, overwrites);
     if (had_list) files_.clear();
     is_other = had_list;
     identity_ = {random_hex(), 1};
@@ -189,11 +149,18 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   set_aside_ = false;
   ended_within_.clear();
   job_ = process_env(kJobIdVariable).value_or("");
-  save(/*required=*/is_other);  // else a state that is left there would be continued as the earlier run
+  try {
+    save(/*required=*/is_other);  // else a state that is left there would be continued as the earlier run
+  } catch (const IoError&) {
+    if (aside.empty()) throw;
+    move_back(aside, folder_);
+    throw;
+  }
 }
 
-/// A run with its list, so that it is still whole; or what looks like a run of an older version.
-void RunFolder::set_aside(const std::vector<std::string>& names, bool overwrites) {
+/// A run with its list, so that it is still whole; or what looks like a run of an older version. returns
+/// where
+fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwrites) {
   std::set<fs::path> all(names.begin(), names.end());
   if (!identity_.run.empty()) {  // else it lists what --eval wrote
     all.insert(kList);
@@ -213,13 +180,12 @@ void RunFolder::set_aside(const std::vector<std::string>& names, bool overwrites
         checkpoints(),
         "is a link, and other runs may use the folder it leads to: --overwrite moves nothing there; "
         "move the run yourself, or use another --out");
-  if (identity_.run.empty() || !overwrites) {
-    move_to("earlier", std::move(all));
-  } else {
-    set_aside_ = true;
-    save(/*required=*/true);  // before anything is moved
-    replaced_.push_back(move_to(identity_.run, std::move(all)).filename());
-  }
+  if (identity_.run.empty() || !overwrites) return move_to("earlier", std::move(all));
+  set_aside_ = true;
+  save(/*required=*/true);  // before anything is moved
+  const auto aside = move_to(identity_.run, std::move(all));
+  replaced_.push_back(aside.filename());
+  return aside;
 }
 
 /// All of them or none. returns  the new folder
@@ -227,11 +193,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
   std::erase_if(names, [&](const auto& name) { return !is_there(folder_ / name); });
   if (names.empty()) return {};
   const auto to = free_path(folder_ / ("replaced-" + run), "");
-  std::vector<fs::path> moved;
-  const auto move = [&](const fs::path& name) {
-    move_file(folder_ / name, to / name);
-    moved.push_back(name);
-  };
+  const auto move = [&](const fs::path& name) { move_file(folder_ / name, to / name); };
   const auto sync = [&] {
     sync_folder(to);
     sync_folder(folder_);
@@ -244,7 +206,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     }
     if (std::ranges::any_of(names, is_checkpoint)) {
       move("checkpoints");  // all at once, so that no power failure leaves half a state
-      for (const auto& path : entries(to / "checkpoints"))
+      for (const auto& path : entries_of(to / "checkpoints"))
         if (const auto name = "checkpoints" / path.filename(); !names.contains(name))
           move_file(path, folder_ / name);
       create_folders(checkpoints());
@@ -253,15 +215,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     for (const auto& name : names) move(name);
     sync();
   } catch (const IoError&) {
-    for (const auto& name : moved) try {
-        if (name != "checkpoints" || !is_there(checkpoints()))  // which needs no room on a full disk
-          move_file(to / name, folder_ / name);
-        else
-          for (const auto& path : entries(to / name)) move_file(path, folder_ / name / path.filename());
-      } catch (const IoError& stays) {
-        log_warning(stays.what());
-      }
-    remove_empty_folders(to);
+    move_back(to, folder_);
     if (std::exchange(set_aside_, false)) save();
     throw;
   }
@@ -331,7 +285,7 @@ void RunFolder::find_states(bool list_is_lost) {
 void RunFolder::restore_metrics(std::int64_t branch) {
   for (const char* end : {".csv", ".jsonl"}) {
     const auto file = folder_ / (std::string("metrics") + end);
-    const auto kept = folder_ / ("metrics-branch=" + std::to_string(branch) + end);
+    const auto kept = newest_version(folder_ / ("metrics-branch=" + std::to_string(branch) + end));
     if (!files_.contains(name_of(file)) || !files_.contains(name_of(kept)) || !is_there(kept)) continue;
     keep_earlier(file);
     files_[name_of(file)] = identity_.branch;

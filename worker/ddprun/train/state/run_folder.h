@@ -110,7 +110,7 @@ class RunFolder {
   void begin_branch(std::int64_t branch);
   void find_states(bool list_is_lost);
   void save(bool required = false);
-  void set_aside(const std::vector<std::string>& names, bool overwrites);
+  std::filesystem::path set_aside(const std::vector<std::string>& names, bool overwrites);
   std::filesystem::path move_to(const std::string& run, std::set<std::filesystem::path> names);
   void remove_listed(std::vector<std::filesystem::path> files, bool list_changed);
   void remove_all();

@@ -13,6 +13,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -20,6 +22,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
@@ -164,6 +167,63 @@ TEST_CASE("a folder that another process trains in, or whose checkpoints are the
     CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("another run is using"));
   }
   run(make_task(), options);
+}
+
+TEST_CASE("the checkpoints of a run that has set another aside are locked as well", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  run(make_task(), options);
+  options.overwrite = true;
+  const auto at_step = [&](std::int64_t) {
+    const UniqueFd other(::open((options.out / "checkpoints").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (::flock(other.get(), LOCK_EX | LOCK_NB) == 0) throw std::runtime_error("nobody has locked it");
+  };
+  run(make_task(at_step), options);
+}
+
+TEST_CASE("a step at which to save is saved although it is its epoch's last", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 3);
+  options.checkpoint.save_every = 100;
+  options.checkpoint.every_steps = kSteps;
+  const auto at_step = [](std::int64_t step) {
+    if (step == kSteps + 1) throw std::runtime_error("lost");
+  };
+  CHECK_THROWS(run(make_task(at_step), options));
+  CHECK(read_checkpoint(options.out / "checkpoints/last.pt").step == kSteps);
+}
+
+TEST_CASE("a program does not train twice at once in one folder", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 1);
+  const auto twice = [&] {
+    run_ranks(1, [&](const ProcessGroup& group) {
+      fit(make_task([&](std::int64_t) { fit(make_task(), options, group); }), options, group);
+    });
+  };
+  CHECK_THROWS_WITH(twice(), ContainsSubstring("this program trains in"));
+  options.overwrite = true;  // what the first has left
+  run(make_task(), options);
+}
+
+TEST_CASE("a branch that was killed before its first checkpoint leaves the run as it was", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path() / "run", 2);
+  run(make_task(), options);
+  const auto metrics = options.out / "metrics.csv";
+  const auto rows = read_file(metrics);
+  {
+    RunFolder killed(options.out);
+    killed.resume(killed.identity(), /*is_newest=*/false, {"metrics.csv"});
+    killed.claim(metrics);
+    write_file_atomic(metrics, "the killed branch's\n");
+  }
+  REQUIRE(RunFolder(options.out).identity().branch == 2);
+  options.checkpoint.resume = "auto";
+  run(make_task([](std::int64_t) { throw std::runtime_error("there is nothing left to train"); }), options);
+  const auto training = rows.substr(0, rows.rfind('\n', rows.size() - 2));  // its end is tested again
+  CHECK(read_file(metrics).starts_with(training));
+  CHECK(RunFolder(options.out).identity().branch == 3);
 }
 
 TEST_CASE("a checkpoint's name has no folder", "[fit]") {

@@ -145,6 +145,28 @@ TEST_CASE("metrics of a run that was killed before its first checkpoint are kept
   CHECK(read_file(dir.path() / "metrics.csv") == "second\n");
 }
 
+TEST_CASE("the metrics of a branch come back, not those of a run that began before it", "[run_folder]") {
+  const TempDir dir;
+  const auto metrics = dir.path() / "metrics.csv";
+  fs::create_directories(dir.path() / "checkpoints");
+  RunIdentity first;
+  for (const char* rows : {"killed\n", "first\n"}) {
+    RunFolder folder(dir.path());
+    folder.begin(kNames);
+    folder.claim(metrics);
+    write(metrics, rows);
+    first = folder.identity();
+    if (rows[0] == 'f') save(folder, "last.pt", 1);
+  }
+  RunFolder second(dir.path());
+  second.resume(first, /*is_newest=*/false, kNames);
+  second.claim(metrics);
+  write(metrics, "second\n");
+  RunFolder third(dir.path());
+  third.resume(first, /*is_newest=*/true, kNames);
+  CHECK(read_file(metrics) == "first\n");
+}
+
 TEST_CASE("a replaced run that was resumed, or is being resumed, is not removed", "[run_folder]") {
   const TempDir dir;
   const auto earlier = make_run(dir.path());

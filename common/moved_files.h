@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace ddprun {
+
+/// A link counts whether it leads anywhere or not. throws IoError if that cannot be told
+bool is_there(const std::filesystem::path& path);
+
+/// A folder's; none if it cannot be read.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+/// A name beside the path that is free: last-earlier.pt, last-earlier-v1.pt, ...
+std::filesystem::path free_path(const std::filesystem::path& path, const std::string& addition);
+
+/// Of those that free_path() has made: the path itself, or the last -vN.
+std::filesystem::path newest_version(const std::filesystem::path& path);
+
+/// A file or a folder, to another disk as well. throws IoError
+void move_file(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// All that is in a folder, into folders that are there already as well; needs no room on a full disk. Warns
+/// of what stays.
+void move_back(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Also those in it.
+void remove_empty_folders(const std::filesystem::path& folder);
+
+}  // namespace ddprun
