@@ -252,7 +252,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
                                       ", which ends all nodes with the first one");
   if (!options.hosts.all.empty()) return apply_hosts(values, options);
   nodes.token = read_token(values, environment);
-  if (step) return apply_step(*step, values, options);
+  if (step && !uses_etcd(values)) return apply_step(*step, values, options);
   if (task) {
     const int port = task->job ? derived_port(*task->job) : kDynamicPort;
     return apply_task(*task, values, environment, read_endpoints(values, port), port, options);

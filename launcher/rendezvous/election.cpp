@@ -59,6 +59,10 @@ void read_key(const EtcdValue& value, const std::string& key, Read read) {
   }
 }
 
+bool is_only_here(const EtcdSettings& etcd) {
+  return std::ranges::all_of(etcd.endpoints, is_loopback, &Endpoint::host);
+}
+
 std::string key_of(const std::string& job, const char* name) { return job + "/" + name; }
 
 }  // namespace
@@ -176,17 +180,14 @@ asio::awaitable<bool> Election::take(ElectionState state) {
   if (!revision) co_return false;
   term_ = *revision;
   record_revision_ = record_ ? *revision : 0;
-  contact_ = now;
-  renew_at_ = now + std::max(settings_.node_timeout, kShortestLease) / kRenewals;
+  has_renewed(now, *revision);
   co_return true;
 }
 
 /// On the interface by which this node reaches etcd, unless only this host can reach that.
 void Election::listen() {
-  const auto& endpoints = settings_.etcd.endpoints;
   std::string host = settings_.local_addr.empty() ? etcd_.local_address() : settings_.local_addr;
-  const bool only_here = std::ranges::all_of(endpoints, is_loopback, &Endpoint::host);
-  if (settings_.local_addr.empty() && is_loopback(host) && !only_here)
+  if (settings_.local_addr.empty() && is_loopback(host) && !is_only_here(settings_.etcd))
     if (const std::string outward = outward_address(); !outward.empty()) host = outward;
   listening_ = listen_at_free_port(host);
   own_.endpoint = {host, listening_->port};
@@ -238,8 +239,14 @@ asio::awaitable<void> Election::renew(CoordinatorServer& server) {
   if (record_lease_ != 0) co_await etcd_.renew(record_lease_);
   const ElectionState state = co_await read();
   if (state.coordinator_revision != term_) co_return co_await go_on_or_resign(server);
+  has_renewed(now, state.revision);
+}
+
+void Election::has_renewed(Clock::time_point now, std::int64_t revision) {
   contact_ = now;
-  renew_at_ = now + std::max(settings_.node_timeout, kShortestLease) / kRenewals;
+  revision_ = revision;
+  const auto shorter = std::min(settings_.node_timeout, settings_.join_timeout);
+  renew_at_ = now + std::max(shorter, kShortestLease) / kRenewals;
 }
 
 asio::awaitable<void> Election::write_record(CoordinatorServer& server) {
@@ -263,7 +270,7 @@ asio::awaitable<void> Election::go_on_or_resign(CoordinatorServer& server) {
     why = "another node has been elected, at " + to_string(state.coordinator->endpoint);
   else if (state.record && state.recorded_by.id != settings_.id)
     why = "another node has gone on with the job";
-  else if (!state.record && record_ && state.revision >= record_revision_)  // else etcd has lost everything
+  else if (!state.record && record_ && state.revision >= revision_)  // else etcd has lost everything
     why = "the job has ended, or nothing was heard of it for --join-timeout";
   if (!why.empty()) {
     log_warning("this node has the coordinator no longer: " + why);
@@ -280,8 +287,10 @@ void Election::note_failure(CoordinatorServer& server, const EtcdError& error) {
     renew_at_ = now;
     return;
   }
-  // Leases do not expire while etcd does not run, and begin anew when it does.
-  if (error.kind == EtcdError::Kind::kDown) contact_ = now;
+  // Leases do not expire while etcd does not run, and begin anew when it does. (A proxy on this host may be
+  // down alone.)
+  const bool by_proxy = is_only_here(settings_.etcd) && !settings_.local_addr.empty();
+  if (error.kind == EtcdError::Kind::kDown && !by_proxy) contact_ = now;
   renew_at_ = now + kRetryPause;
   server.set_reaches_etcd(false);
   if (failure_.empty())

@@ -116,6 +116,7 @@ class Election {
   boost::asio::awaitable<void> keep(CoordinatorServer& server);
   boost::asio::awaitable<void> act(CoordinatorServer& server);
   boost::asio::awaitable<void> renew(CoordinatorServer& server);
+  void has_renewed(Clock::time_point now, std::int64_t revision);
   boost::asio::awaitable<void> write_record(CoordinatorServer& server);
   boost::asio::awaitable<void> go_on_or_resign(CoordinatorServer& server);
   boost::asio::awaitable<void> abdicate(bool job_ended);
@@ -134,6 +135,7 @@ class Election {
   FormerRound former_;
   std::int64_t term_ = 0;  ///< the revision of the coordinator's key, while it is ours; 0: it is not
   std::int64_t lease_ = 0, record_lease_ = 0, record_revision_ = 0;
+  std::int64_t revision_ = 0;           ///< of etcd at the last contact_: it only grows
   std::optional<RoundRecord> record_;   ///< the last one written, or found
   std::optional<RoundRecord> pending_;  ///< to be written
   Clock::time_point contact_, renew_at_, pending_since_;

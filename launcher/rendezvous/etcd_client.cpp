@@ -12,12 +12,15 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/system/system_error.hpp>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include <ddprun/common/text.h>
 #include "launcher/events/clock.h"
+#include "launcher/events/threads.h"
 #include "launcher/rendezvous/connection.h"
 
 namespace ddprun::launcher {
@@ -76,12 +79,25 @@ std::string header_line(const char* name, const std::string& value) {
   return std::string(name) + ": " + value + "\r\n";
 }
 
+/// Reads the files anew for each connection, as certificates expire, and aside: their disk may stall.
+asio::awaitable<std::unique_ptr<TlsSession>> begin_tls(TlsFiles files, std::string host,
+                                                       LoopClock::time_point deadline) {
+  const auto made = std::make_shared<std::unique_ptr<TlsSession>>();
+  const std::function<void()> work = [made, files, host] {
+    *made = std::make_unique<TlsSession>(files, host);
+  };
+  const AsideEnd end = co_await run_aside(work, deadline);
+  if (end == AsideEnd::kLate)
+    throw std::runtime_error("cannot read the certificates: their disk does not answer");
+  co_return std::move(*made);
+}
+
 /// A connection to etcd, with or without TLS.
 class EtcdStream {
  public:
-  EtcdStream(asio::io_context& io, const EtcdSettings& settings, const Endpoint& endpoint) : tcp_(io) {
-    if (settings.tls) tls_.emplace(*settings.tls, endpoint.host);
-    tcp_.expires_after(settings.timeout);
+  EtcdStream(asio::io_context& io, std::unique_ptr<TlsSession> tls, std::chrono::milliseconds timeout)
+      : tcp_(io), tls_(std::move(tls)) {
+    tcp_.expires_after(timeout);
   }
 
   asio::awaitable<void> connect(AddressBook::Addresses addresses) {
@@ -129,7 +145,7 @@ class EtcdStream {
   }
 
   beast::tcp_stream tcp_;
-  std::optional<TlsSession> tls_;
+  std::unique_ptr<TlsSession> tls_;  ///< null: without
 };
 
 [[noreturn]] void fail_as_stranger(const std::string& what) {
@@ -140,24 +156,31 @@ std::string first_line(const std::string& text) {
   return single_quoted(shortened(text.substr(0, text.find_first_of("\r\n")), kMaxReason));
 }
 
+Json parse_or_null(const std::string& text) {
+  try {
+    return parse_shallow_json(text);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 /// throws  EtcdError for an error that etcd answers with
 Json checked(int status, const std::string& body) {
-  Json reply;
-  try {
-    reply = parse_shallow_json(body);
-  } catch (const std::exception&) {
+  const Json reply = parse_or_null(body);
+  const int code = reply.is_object() && reply.contains("code") && reply["code"].is_number_integer()
+                       ? reply["code"].get<int>()
+                       : 0;
+  if (status == 200 && reply.is_object()) return reply;
+  if (code == 0) {
     const std::string what = "it answers HTTP " + std::to_string(status) + " with " + first_line(body);
-    if (status >= 502 && status <= 504) throw EtcdError(Kind::kUnreachable, what);  // of a gateway before it
+    if (status == 429 || (status >= 502 && status <= 504))
+      throw EtcdError(Kind::kUnreachable, what);  // of a proxy
     fail_as_stranger(what);
   }
-  if (!reply.is_object()) fail_as_stranger("it answers " + first_line(body));
-  if (status == 200) return reply;
-  const int code = reply.contains("code") && reply["code"].is_number_integer() ? reply["code"].get<int>() : 0;
   const auto message = reply.find("message");
   const std::string reason = message != reply.end() && message->is_string()
                                  ? printable(shortened(message->get<std::string>(), kMaxReason))
                                  : "it answers HTTP " + std::to_string(status);
-  if (code == 0) fail_as_stranger(reason);
   if (code == kNotFound) throw EtcdError(Kind::kLeaseGone, reason);
   const bool wrong = std::ranges::find(kWrongRequests, code) != kWrongRequests.end();
   throw EtcdError(wrong ? Kind::kWrong : Kind::kUnreachable, reason);
@@ -181,8 +204,11 @@ EtcdClient::EtcdClient(asio::io_context& io, EtcdSettings settings)
 
 /// One HTTP exchange. throws EtcdError, boost::system::system_error, std::runtime_error
 asio::awaitable<EtcdClient::Reply> EtcdClient::exchange(Endpoint endpoint, std::string request) {
-  const auto addresses = co_await address_book_.resolve(endpoint, LoopClock::now() + settings_.timeout);
-  EtcdStream stream(io_, settings_, endpoint);
+  const auto deadline = LoopClock::now() + settings_.timeout;
+  const auto addresses = co_await address_book_.resolve(endpoint, deadline);
+  std::unique_ptr<TlsSession> tls;
+  if (settings_.tls) tls = co_await begin_tls(*settings_.tls, endpoint.host, deadline);
+  EtcdStream stream(io_, std::move(tls), settings_.timeout);
   co_await stream.connect(addresses);
   local_address_ = stream.local_address();
   co_await stream.write(request);

@@ -38,6 +38,7 @@ struct Libssl {
     load(use_certificate, "SSL_CTX_use_certificate_chain_file");
     load(use_key, "SSL_CTX_use_PrivateKey_file");
     load(check_key, "SSL_CTX_check_private_key");
+    load(set_passphrase, "SSL_CTX_set_default_passwd_cb");
     load(new_session, "SSL_new");
     load(free_session, "SSL_free");
     load(set_streams, "SSL_set_bio");
@@ -69,6 +70,7 @@ struct Libssl {
   int (*use_certificate)(Object, const char*);
   int (*use_key)(Object, const char*, int);
   int (*check_key)(Object);
+  void (*set_passphrase)(Object, int (*)(char*, int, int, void*));
   Object (*new_session)(Object);
   void (*free_session)(Object);
   void (*set_streams)(Object, Object, Object);
@@ -125,6 +127,10 @@ bool is_address(const std::string& host) {
 }  // namespace
 
 struct TlsSession::State {
+  ~State() {
+    libssl().free_session(session);  // and its streams
+    libssl().free_context(context);
+  }
   Object context = nullptr, session = nullptr;
   Object in = nullptr, out = nullptr;  ///< the session's
   bool ended = false;                  ///< by the server
@@ -135,14 +141,12 @@ TlsSession::TlsSession(const TlsFiles& files, const std::string& host) : state_(
   State& state = *state_;
   state.context = ssl.new_context(ssl.client_method());
   const auto check = [&](bool ok, const std::string& what) {
-    if (ok) return;
-    const std::string why = reason();
-    ssl.free_context(state.context);
-    throw TlsError(what + ": " + why);
+    if (!ok) throw TlsError(what + ": " + reason());
   };
   check(state.context != nullptr, "cannot prepare TLS");
   ssl.control_context(state.context, kSetMinVersion, kTls12, nullptr);
   ssl.set_verify(state.context, kVerifyPeer, nullptr);
+  ssl.set_passphrase(state.context, [](char*, int, int, void*) { return -1; });  // else it asks the terminal
   if (files.authorities.empty())
     ssl.use_system_authorities(state.context);
   else
@@ -160,19 +164,15 @@ TlsSession::TlsSession(const TlsFiles& files, const std::string& host) : state_(
   state.in = ssl.new_stream(ssl.memory());
   state.out = ssl.new_stream(ssl.memory());
   ssl.set_streams(state.session, state.in, state.out);
-  if (is_address(host)) {
-    ssl.set_address(ssl.parameters(state.session), host.c_str());
-  } else {
-    std::string name = host;
-    ssl.control(state.session, kSetHostName, kHostNameType, name.data());
-    ssl.set_host(state.session, host.c_str());
-  }
+  std::string name = host;
+  const bool address = is_address(host);
+  if (!address) ssl.control(state.session, kSetHostName, kHostNameType, name.data());
+  check((address ? ssl.set_address(ssl.parameters(state.session), host.c_str())
+                 : ssl.set_host(state.session, host.c_str())) == 1,
+        "cannot check certificates for " + single_quoted(host));
 }
 
-TlsSession::~TlsSession() {
-  libssl().free_session(state_->session);  // and its streams
-  libssl().free_context(state_->context);
-}
+TlsSession::~TlsSession() = default;
 
 void TlsSession::feed(std::string_view bytes) {
   state_->ended = state_->ended || bytes.empty();

@@ -10,7 +10,9 @@ import http.server
 import json
 import os
 import pathlib
+import pty
 import random
+import select
 import shutil
 import signal
 import socket
@@ -137,6 +139,8 @@ class Proxy:
                 sink.sendall(data)
 
     def close(self):
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which would keep the port open
         self.listener.close()
 
 
@@ -333,6 +337,46 @@ class Jobs(unittest.TestCase):
         self.go()
         self.check_ended(first, second)
 
+    def test_a_busy_etcd_loses_everything(self):
+        """What others write meanwhile is not taken for the end of the job."""
+        proxy = self.proxy()
+        first, second = self.two_nodes(first_port=proxy.port)
+        self.write(60)
+        time.sleep(2 * NODE_TIMEOUT)  # the coordinator renews its leases, and sees it
+        proxy.cut_requests = True
+        self.etcd.kill()
+        shutil.rmtree(self.folder / "etcd")
+        self.etcd.start()
+        self.write(40)
+        proxy.cut_requests = False
+        wait_for(lambda: "answers again" in first.err())
+        self.assertEqual([len(node.begun(2)) for node in (first, second)], [1, 1])
+        self.assertNotIn("no longer", first.err())
+        self.etcd.control("del", "/others")
+        self.go()
+        self.check_ended(first, second)
+
+    def write(self, times):
+        for i in range(times):
+            self.etcd.control("put", "/others", str(i))
+        self.etcd.control("del", "/others")
+
+    def test_the_last_round_is_renewed_as_often_as_the_join_timeout_asks(self):
+        first, second = self.two_nodes("--join-timeout=2", "--node-timeout=30")
+        time.sleep(8)
+        self.assertEqual(self.etcd.keys(), ["/ddprun/job/coordinator", "/ddprun/job/round"])
+        self.assertEqual([len(node.begun(2)) for node in (first, second)], [1, 1])
+        self.assertNotIn("no longer", first.err())
+        self.go()
+        self.check_ended(first, second)
+
+    def test_a_proxy_that_is_down_alone_is_not_taken_for_etcd(self):
+        proxy = self.proxy()
+        first, second = self.two_nodes("--join-timeout=8", "--local-addr=127.0.0.1", first_port=proxy.port)
+        proxy.close()
+        wait_for(lambda: "gives the coordinator up" in first.err(), seconds=8)
+        wait_for(second.has_coordinator)
+
     def test_a_round_waits_for_etcd(self):
         first, second = self.two_nodes()
         self.etcd.kill()
@@ -521,6 +565,24 @@ class Tls(Jobs):
             self.openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-out", f"{name}.crt",
                          "-days", "2", "-extfile", "names")
 
+    def check_no_question(self):
+        """A key with a passphrase is refused: a question at the terminal would hold ddprun up."""
+        self.openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", "client.key", "-out", "locked.key")
+        process, terminal = pty.fork()
+        if process == 0:
+            os.chdir(self.folder)
+            os.execve(DDPRUN, ["ddprun", "--rdzv-backend=etcd", f"--rdzv-endpoint=https://127.0.0.1:{self.etcd.port}", "--nnodes=2", "true"],
+                      {**os.environ, "ETCDCTL_CACERT": "ca.crt", "ETCDCTL_CERT": "client.crt", "ETCDCTL_KEY": "locked.key"})
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while select.select([terminal], [], [], 20)[0]:
+                shown += os.read(terminal, 4096)
+        os.kill(process, signal.SIGKILL)  # if it still waits
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 125, shown)
+        os.close(terminal)
+        self.assertIn(b"cannot use the key 'locked.key': ", shown)
+        self.assertNotIn(b"Enter", shown)
+
     def test_tls(self):
         place = f"etcd at https://127.0.0.1:{self.etcd.port} (--rdzv-endpoint): "
         files = {"ETCDCTL_CACERT": "ca.crt", "ETCDCTL_CERT": "client.crt", "ETCDCTL_KEY": "client.key"}
@@ -528,6 +590,7 @@ class Tls(Jobs):
         self.check_refused(self.start(**{**files, "ETCDCTL_KEY": "server.key"}), place + "cannot use the key 'server.key': ")
         self.check_refused(self.start("--rdzv-conf=protocol=http", "--join-timeout=1"), "it ends the connection without an answer (does it want "
                            "https?)")
+        self.check_no_question()
         nodes = [self.start(**files), self.start("--rdzv-conf=protocol=https,cacert=ca.crt,cert=client.crt,key=client.key")]
         wait_for(lambda: all(node.begun(2) for node in nodes))
         self.go()

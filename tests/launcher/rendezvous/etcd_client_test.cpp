@@ -172,8 +172,10 @@ TEST_CASE("whoever is not etcd is found out by its first answer", "[etcd]") {
       {http("404 Not Found", "nothing\nhere"), "it answers HTTP 404 with 'nothing'"},
       {http("501 Unsupported method", "<html>"), "it answers HTTP 501 with '<html>'"},
       {http("200 OK", "<html>"), "it answers HTTP 200 with '<html>'"},
-      {http("200 OK", "[1]"), "it answers '[1]'"},
-      {http("400 Bad Request", R"({"message": "what\u001b[2J?"})"), "gateway: what?[2J?"},
+      {http("200 OK", "[1]"), "it answers HTTP 200 with '[1]'"},
+      {http("400 Bad Request", R"({"message": "what?"})"),
+       R"(it answers HTTP 400 with '{"message": "what?"}')"},
+      {http("400 Bad Request", R"({"code": 3, "message": "what\u001b[2J?"})"), "what?[2J?"},
       {http("400 Bad Request", R"({"code": 3, "message": "etcdserver: user name is empty"})"),
        "user name is"},
   }));
@@ -188,6 +190,8 @@ TEST_CASE("an etcd that cannot answer now is asked again", "[etcd]") {
   const auto [answer, reason] = GENERATE(table<std::string, std::string>({
       {http("503 Service Unavailable", R"({"code": 14, "message": "etcdserver: no leader"})"), "no leader"},
       {http("502 Bad Gateway", "<html>"), "it answers HTTP 502"},
+      {http("503 Service Unavailable", R"({"message": "upstream is down"})"), "upstream is down"},
+      {http("429 Too Many Requests", "slower"), "it answers HTTP 429"},
       {"", "it ends the connection without an answer (does it want https?)"},
       {http("200 OK", "{}"), ""},
       {http("200 OK", R"({"header": {"revision": "x"}, "responses": []})"), ""},
