@@ -154,9 +154,7 @@ class NodeSupervisor : public Supervisor {
     if (listening.sockets.empty()) return;
     if (listening.at_any_address) {
       log_info(printable(endpoint.host) + " is not an address of this host: listening on all its interfaces");
-      // This host itself may be unable to reach the address.
-      const auto port = static_cast<unsigned short>(endpoint.port);
-      way_.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
+      ask_by_loopback(endpoint.port);
     }
     CoordinatorServer::Listen listen_again;
     if (nodes_.port_is_workers)
@@ -164,14 +162,17 @@ class NodeSupervisor : public Supervisor {
     serve(endpoint, std::move(listening), std::move(listen_again));
   }
 
+  /// This host itself may be unable to reach the coordinator's address.
+  void ask_by_loopback(int at) {
+    const auto port = static_cast<unsigned short>(at);
+    way_.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
+  }
+
   /// etcd has elected this node.
   void reign() {
     Election& election = *connections_.election;
     Listening listening = election.take_listening();
-    if (listening.at_any_address) {  // this host itself may be unable to reach the address
-      const auto port = static_cast<unsigned short>(listening.port);
-      way_.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
-    }
+    if (listening.at_any_address) ask_by_loopback(listening.port);
     election.reign(serve(election.endpoint(), std::move(listening), {}));
   }
 

@@ -252,7 +252,9 @@ void Election::has_renewed(Clock::time_point now, std::int64_t revision) {
 asio::awaitable<void> Election::write_record(CoordinatorServer& server) {
   const RoundRecord record = *pending_;
   if (record_lease_ == 0) record_lease_ = co_await etcd_.grant(lease_time(settings_.join_timeout));
-  const std::vector<std::pair<std::string, std::int64_t>> seen = {{key("coordinator"), term_}};
+  // With the round's own revision, as an earlier attempt may come late.
+  const std::vector<std::pair<std::string, std::int64_t>> seen = {{key("coordinator"), term_},
+                                                                  {key("round"), record_revision_}};
   const Change change = {{key("round"), encode(record, own_), record_lease_}};
   const auto revision = co_await etcd_.commit(seen, change);
   if (!revision) co_return co_await go_on_or_resign(server);

@@ -24,7 +24,7 @@ namespace ddprun::launcher {
 //   PREFIX/RUN_ID/round         the last round and its members; its lease is --join-timeout
 //
 // Whoever creates the first one has the coordinator, until somebody else changes that key. The round's key is
-// written only while the other one is unchanged, and a round begins only once it is written: so nobody begins
+// written only while both are unchanged, and a round begins only once it is written: so nobody begins
 // a round after another coordinator has been elected, however long a program or a packet was held up.
 //
 // A round cannot make a step without each of its members. So a member whose workers have ended may be

@@ -266,16 +266,15 @@ asio::awaitable<Json> EtcdClient::call_as_user(Endpoint endpoint, const char* pa
   }
 }
 
-template <typename Result>
-asio::awaitable<Result> EtcdClient::call(const char* path, std::string body,
-                                         std::function<Result(const Json&)> read) {
+asio::awaitable<void> EtcdClient::call(const char* path, std::string body, Reader read) {
   bool all_down = true, all_wrong = true;
   std::string reason;
   for (std::size_t tried = 0; tried < settings_.endpoints.size(); ++tried) {
     const Endpoint endpoint = settings_.endpoints[place_];
     Kind kind = Kind::kUnreachable;
     try {
-      co_return read(co_await call_as_user(endpoint, path, body));
+      const Json reply = co_await call_as_user(endpoint, path, body);
+      co_return read(reply);
     } catch (const EtcdError& error) {
       if (error.kind == Kind::kLeaseGone) throw;
       kind = error.kind;
@@ -304,10 +303,10 @@ asio::awaitable<EtcdClient::Snapshot> EtcdClient::read(std::vector<std::string> 
   Json body;
   for (const std::string& key : keys)
     body["success"].push_back({{"request_range", {{"key", to_base64(key)}}}});
-  const std::string text = body.dump();  // named: GCC 12
-  const std::function<Snapshot(const Json&)> values = [&](const Json& reply) {
-    Snapshot found;
-    found.revision = number(reply.at("header"), "revision");
+  const std::string text = body.dump();  // named, like the readers: GCC 12
+  Snapshot found;
+  const Reader reader = [&](const Json& reply) {
+    found = {{}, number(reply.at("header"), "revision")};
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const Json& range = reply.at("responses").at(i).at("response_range");
       EtcdValue& value = found.values.emplace_back();
@@ -315,9 +314,9 @@ asio::awaitable<EtcdClient::Snapshot> EtcdClient::read(std::vector<std::string> 
       const Json& first = range["kvs"][0];
       value = {from_base64(first.value("value", "")), number(first, "mod_revision")};
     }
-    return found;
   };
-  co_return co_await call("kv/txn", text, values);
+  co_await call("kv/txn", text, reader);
+  co_return found;
 }
 
 asio::awaitable<std::optional<std::int64_t>> EtcdClient::commit(
@@ -337,30 +336,31 @@ asio::awaitable<std::optional<std::int64_t>> EtcdClient::commit(
                                           : Json{{"request_delete_range", {{"key", key}}}});
   }
   const std::string text = body.dump();
-  const std::function<std::optional<std::int64_t>(const Json&)> revision = [](const Json& reply) {
-    return reply.value("succeeded", false) ? std::optional(number(reply.at("header"), "revision"))
-                                           : std::nullopt;
+  std::optional<std::int64_t> revision;
+  const Reader reader = [&](const Json& reply) {
+    if (reply.value("succeeded", false)) revision = number(reply.at("header"), "revision");
   };
-  co_return co_await call("kv/txn", text, revision);
+  co_await call("kv/txn", text, reader);
+  co_return revision;
 }
 
 asio::awaitable<std::int64_t> EtcdClient::grant(std::chrono::seconds time) {
   const std::string text = Json{{"TTL", std::to_string(time.count())}}.dump();
-  const std::function<std::int64_t(const Json&)> id = [](const Json& reply) {
-    const std::int64_t lease = number(reply, "ID");
+  std::int64_t lease = 0;
+  const Reader reader = [&](const Json& reply) {
+    lease = number(reply, "ID");
     if (lease == 0) fail_as_stranger("it grants no lease");
-    return lease;
   };
-  co_return co_await call("lease/grant", text, id);
+  co_await call("lease/grant", text, reader);
+  co_return lease;
 }
 
 asio::awaitable<void> EtcdClient::renew(std::int64_t lease) {
   const std::string text = Json{{"ID", std::to_string(lease)}}.dump();
-  const std::function<bool(const Json&)> lives = [](const Json& reply) {
-    return number(reply.at("result"), "TTL") > 0;
+  const Reader reader = [](const Json& reply) {
+    if (number(reply.at("result"), "TTL") <= 0) throw EtcdError(Kind::kLeaseGone, "the lease has expired");
   };
-  if (!co_await call("lease/keepalive", text, lives))
-    throw EtcdError(Kind::kLeaseGone, "the lease has expired");
+  co_await call("lease/keepalive", text, reader);
 }
 
 }  // namespace ddprun::launcher

@@ -86,10 +86,8 @@ class EtcdClient {
  private:
   struct Reply;
 
-  /// Returns what read() makes of the reply.
-  template <typename Result>
-  boost::asio::awaitable<Result> call(const char* path, std::string body,
-                                      std::function<Result(const nlohmann::json&)> read);
+  using Reader = std::function<void(const nlohmann::json& reply)>;
+  boost::asio::awaitable<void> call(const char* path, std::string body, Reader read);
   boost::asio::awaitable<nlohmann::json> call_as_user(Endpoint endpoint, const char* path, std::string body);
   boost::asio::awaitable<nlohmann::json> ask(Endpoint endpoint, const char* path, std::string body);
   boost::asio::awaitable<Reply> exchange(Endpoint endpoint, std::string request);

@@ -100,6 +100,7 @@ class Proxy:
     def __init__(self, port):
         self.target = port
         self.cut_requests = self.cut_answers = False
+        self.delays = 0  # the next change to a key, by so many seconds
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
@@ -121,11 +122,18 @@ class Proxy:
         with client, server:
             answers = threading.Thread(target=self.pass_on, args=(server, client, lambda: self.cut_answers), daemon=True)
             answers.start()
-            self.pass_on(client, server, lambda: self.cut_requests)
+            self.pass_on(client, server, lambda: self.cut_requests, self.delay)
             answers.join(10)
 
+    def delay(self, data):
+        if not self.delays or b"request_put" not in data:
+            return 0
+        seconds, self.delays = self.delays, 0
+        time.sleep(seconds)
+        return 1
+
     @staticmethod
-    def pass_on(source, sink, is_cut):
+    def pass_on(source, sink, is_cut, delay=lambda _: 0):
         with contextlib.suppress(OSError):
             while True:
                 data = source.recv(65536)
@@ -136,7 +144,9 @@ class Proxy:
                 if not data:
                     sink.shutdown(socket.SHUT_WR)
                     return
+                wait = delay(data)
                 sink.sendall(data)
+                time.sleep(wait)  # its client may have given it up
 
     def close(self):
         with contextlib.suppress(OSError):
@@ -355,6 +365,20 @@ class Jobs(unittest.TestCase):
         self.etcd.control("del", "/others")
         self.go()
         self.check_ended(first, second)
+
+    def test_a_write_that_comes_late_does_not_bring_an_old_round_back(self):
+        proxy = self.proxy()
+        first, second = self.two_nodes(first_port=proxy.port)
+        proxy.delays = 6
+        second.process.kill()
+        wait_for(lambda: first.begun(1))  # after a second try
+        third = self.start()
+        wait_for(lambda: len(first.begun(2)) == 2 and third.begun(2))
+        number = self.etcd.value("/ddprun/job/round")["number"]
+        time.sleep(7)
+        self.assertEqual(self.etcd.value("/ddprun/job/round")["number"], number)
+        self.go()
+        self.check_ended(first, third)
 
     def write(self, times):
         for i in range(times):
