@@ -111,8 +111,9 @@ class NodeSupervisor : public Supervisor {
     settings.tells_time = !settings.after_loss && job_.options.preflight.has("clock");
     if (settings.after_loss)  // also for a greeting: a stopped ddprun's connections succeed
       settings.connect_timeout = settings.greeting_timeout = connect_timeout_after_loss(nodes_.node_timeout);
-    settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses) {
-      const Endpoint& endpoint = link().endpoint();
+    // No link() in there: it may be called before that exists.
+    settings.before_connecting = [this](const Endpoint& endpoint, std::size_t place, bool asked_all,
+                                        const auto& addresses) {
       job_.monitor->set_nodes(name_of_node(nodes_), endpoint.host);
       if (connections_.server() != nullptr) return way_;
       way_.instead.clear();

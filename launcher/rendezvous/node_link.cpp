@@ -174,7 +174,7 @@ asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await address_book_.resolve(endpoint(), deadline);
   if (finished_)
     throw LaunchError(LaunchError::kOwnFailure, "the job has ended");  // so has before_connecting's owner
-  const Way way = settings_.before_connecting(search_.place(), search_.asked_all(), addresses);
+  const Way way = settings_.before_connecting(endpoint(), search_.place(), search_.asked_all(), addresses);
   if (settings_.join.address.empty()) settings_.join.address = way.join_address;
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : way.instead.empty() ? addresses : way.instead) {

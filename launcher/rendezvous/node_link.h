@@ -54,9 +54,9 @@ class NodeLink {
     bool tells_time = false;  ///< the coordinator compares this host's clock with its own
     /// Whoever does not take this node in is not its coordinator: ask the next endpoint.
     bool after_loss = false;
-    /// Called before each attempt with the endpoint's place in the order, whether all have been asked before,
-    /// and the endpoint's addresses; throws to give up.
-    std::function<Way(std::size_t place, bool asked_all,
+    /// Called before each attempt, perhaps by the constructor, with the endpoint, its place in the order,
+    /// whether all have been asked before, and its addresses; throws to give up.
+    std::function<Way(const Endpoint& endpoint, std::size_t place, bool asked_all,
                       const std::vector<boost::asio::ip::tcp::endpoint>& addresses)>
         before_connecting = [](auto...) { return Way(); };
     /// Where the coordinator is now, before each attempt, in place of the endpoints (election.h). refused:
