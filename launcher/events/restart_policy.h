@@ -36,6 +36,7 @@ struct TimedOut {
 /// likely culprit.
 struct Hung {
   std::vector<std::size_t> workers = {};
+  bool all_nodes = false;  ///< no rank of the job shows a sign of life, on other nodes either
   bool operator==(const Hung&) const = default;
 };
 /// The job's other nodes ended the attempt.

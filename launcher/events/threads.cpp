@@ -106,7 +106,7 @@ struct WriterThread::Queue {
 
   static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
 
-  const std::size_t full;
+  std::size_t full;
   UniqueFd event;  // once the thread has started
   std::mutex mutex;
   std::condition_variable wake_up;
@@ -188,6 +188,12 @@ void WriterThread::write(std::shared_ptr<WriteTarget> target, std::string bytes)
 std::size_t WriterThread::waiting() const {
   const std::lock_guard lock(queue_->mutex);
   return queue_->bytes;
+}
+
+void WriterThread::set_full(std::size_t full) {
+  const std::lock_guard lock(queue_->mutex);
+  queue_->full = full_ = full;
+  if (queue_->has_news()) queue_->tell_loop();
 }
 
 void WriterThread::when_room(Writer writer, std::function<void()> callback) {

@@ -68,6 +68,8 @@ class WriterThread {
   std::uint64_t passed() const { return passed_; }
 
   bool has_room() const { return waiting() < full_; }
+  /// Changes how many queued bytes leave no room.
+  void set_full(std::size_t full);
   /// Calls back once when less than half of the room is taken.
   void when_room(Writer writer, std::function<void()> callback);
   /// The writer is done: its callback is dropped.

@@ -344,6 +344,7 @@ asio::awaitable<void> end_workers(Job& job, Supervisor& supervisor, Attempt& att
   check_invariant(parts.group.workers().size() <= attempt.specs.size(), "each worker was planned");
   parts.standbys.end();
   if (job.preload != nullptr) job.preload->drop_forks();
+  parts.logs.unblock_workers();
   int signal = SIGTERM;
   try {
     co_await find_first_failure(job, parts.group, attempt);

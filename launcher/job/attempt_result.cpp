@@ -60,6 +60,12 @@ std::optional<std::size_t> root_cause_of(const Attempt& attempt) {
   return std::nullopt;
 }
 
+/// Whether no rank on any of several nodes shows a sign of life.
+bool hangs_everywhere(const Attempt& attempt) {
+  const auto* hung = std::get_if<Hung>(&attempt.outcome);
+  return hung != nullptr && hung->all_nodes && attempt.round.world_size > attempt.round.workers;
+}
+
 FailureReport make_report(const Job& job, const Attempt& attempt, const std::vector<WorkerRecord>& workers,
                           std::size_t root_cause) {
   FailureReport report;
@@ -72,7 +78,9 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
   if (std::holds_alternative<Hung>(attempt.outcome)) {
     report.hang = "no sign of life for " + in_seconds(*job.options.hang_timeout) + " (--hang-timeout)";
     const auto& hung = std::get<Hung>(attempt.outcome).workers;
-    if (hung.size() > 1)
+    if (hangs_everywhere(attempt))
+      report.hang += ", nor from any other rank: the stacks on all nodes say which one is late";
+    else if (hung.size() > 1)
       report.hang +=
           ", nor from " + std::to_string(hung.size() - 1) + " more: their stacks say which one is late";
     if (attempt.err_plans[root_cause].console) report.root_cause.last_lines.clear();  // stacks, at most
@@ -213,6 +221,7 @@ std::string describe_end(const Attempt& attempt) {
     return "rank " + std::to_string(spec.rank) + " failed: " + describe(failed->status) + message;
   }
   if (const auto* start = std::get_if<StartFailed>(&attempt.outcome)) return start->message;
+  if (hangs_everywhere(attempt)) return "no sign of life from any rank (--hang-timeout)";
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome))
     return "no sign of life from rank " + std::to_string(attempt.specs[hung->workers.front()].rank) +
            " (--hang-timeout)";

@@ -16,7 +16,8 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::size_t kFull = std::size_t{1} << 20;  // bytes of files that are not written yet
-constexpr std::chrono::seconds kFilesPatience{10};   // for a disk that makes files
+constexpr std::size_t kFullAtEnd = std::size_t{16} << 20;
+constexpr std::chrono::seconds kFilesPatience{10};  // for a disk that makes files
 
 bool any_unread(const std::vector<std::shared_ptr<OutputStream>>& streams) {
   return std::ranges::any_of(streams, [](const auto& stream) { return stream->unread(); });
@@ -113,6 +114,11 @@ void AttemptOutput::prefix_stacks() {
   for (const auto& stream : streams_) stream->prefix_stacks();
 }
 
+void AttemptOutput::unblock_workers() {
+  for (const auto& sink : {console_.out(), console_.err()}) sink->set_full(kFullAtEnd);
+  writer_.set_full(kFullAtEnd);
+}
+
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {
   Worker& worker = *workers_.at(index);
   worker.last_output = Clock::now();
@@ -135,6 +141,7 @@ bool AttemptOutput::unread() const { return any_unread(streams_); }
 
 void AttemptOutput::finish() {
   for (const auto& stream : streams_) stream->finish();
+  for (const auto& sink : {console_.out(), console_.err()}) sink->set_full(ConsoleSink::kFull);
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {

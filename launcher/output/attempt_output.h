@@ -47,6 +47,10 @@ class AttemptOutput {
   /// that SIGABRT makes Python print do not say whose they are.
   void prefix_stacks();
 
+  /// The workers end: up to 16 MiB of what they write to each place waits in memory from now on, so that no
+  /// stalled reader or disk keeps one from saving before it is killed.
+  void unblock_workers();
+
   /// Called with a worker's index at its first output.
   void on_first_output(std::function<void(std::size_t)> callback) { on_first_output_ = std::move(callback); }
 

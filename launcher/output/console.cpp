@@ -97,6 +97,8 @@ ConsoleSink::ConsoleSink(asio::io_context& io, int fd, std::string name)
       thread_(io, kFull),
       target_(std::make_shared<Descriptor>(fd, std::move(name), thread_.warn())) {}
 
+void ConsoleSink::set_full(std::size_t full) { thread_.set_full(full_ = full); }
+
 void ConsoleSink::write(Writer writer, std::string_view prefix, std::string_view lines) {
   if (target_->gone() || lines.empty()) return;
   hide_transient();

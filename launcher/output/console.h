@@ -51,7 +51,9 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   void forget(Writer writer);
 
   /// False while too much output is queued.
-  bool has_room() const { return buffer_.size() + thread_.waiting() < kFull; }
+  bool has_room() const { return buffer_.size() + thread_.waiting() < full_; }
+  /// Changes how much that is.
+  void set_full(std::size_t full);
   /// Calls back once when there is room again.
   void when_room(Writer writer, std::function<void()> callback);
 
@@ -74,6 +76,7 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   int fd_;
   bool is_terminal_;
   bool moves_cursor_;  // the terminal understands escape sequences
+  std::size_t full_ = kFull;
   WriterThread thread_;
   std::shared_ptr<Descriptor> target_;
   std::string buffer_;               // of this turn of the loop

@@ -104,6 +104,7 @@ std::variant<LookAgain, Hung> judge_hang(const std::vector<SignsOfLife>& workers
   const TimePoint latest_of_all = std::max(latest_sign(workers, since), job.latest);
   TimePoint look_again = TimePoint::max();
   std::vector<std::size_t> hung;
+  bool all_nodes = false;
   for (std::size_t i = 0; i < workers.size(); ++i) {
     if (!workers[i].running) continue;
     const bool alone = workers[i].last_beat.has_value();
@@ -112,11 +113,12 @@ std::variant<LookAgain, Hung> judge_hang(const std::vector<SignsOfLife>& workers
       look_again = std::min(look_again, end);
     } else if (alone || job.until >= end) {
       hung.push_back(i);
+      all_nodes |= !alone;
     }
   }
   if (hung.empty()) return LookAgain{look_again};
   std::ranges::stable_sort(hung, {}, [&](std::size_t i) { return sign_of(workers[i], since); });
-  return Hung{hung};
+  return Hung{hung, all_nodes};
 }
 
 }  // namespace ddprun::launcher

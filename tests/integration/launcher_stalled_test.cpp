@@ -56,6 +56,23 @@ TEST_CASE("a signal reaches the workers although nobody reads ddprun's messages"
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("workers that wait for a reader of their output can save after a signal", "[stalled]") {
+  const TempDir folder;
+  Command command = script({"--nproc-per-node=2", "--shutdown-timeout=600"},
+                           "trap 'echo saved > " + folder.path().string() +
+                               "/$RANK; exit 0' TERM; echo ready; while :; do echo a line >&2; done");
+  with_full_stderr(command);
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready", 2));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until ddprun's queue is full, too
+  ddprun.send_signal(SIGTERM);
+  for (const char* rank : {"0", "1"})
+    CHECK(wait_until([&] { return read_or_empty(folder.path() / rank) == "saved\n"; }));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("the time limit ends workers whose stderr nobody reads, and two signals the wait for it",
           "[stalled]") {
   Command command = script({"--nproc-per-node=2", "--timeout=1"}, "echo ready; exec yes >&2");

@@ -1,5 +1,11 @@
 // What decides how long and how a training goes, by the real programs.
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <fstream>
+#include <thread>
 
 #include "tests/integration/training_job.h"
 
@@ -91,11 +97,36 @@ TEST_CASE("a training ends after its steps or its time, and says so", "[training
   REQUIRE(steps.wait(kTraining) == ExitStatus::exited(0));
   CHECK(read_summary(dir.path() / "steps")["steps"] == 7);
   CHECK(read_summary(dir.path() / "steps")["epochs"] == 0);
+  CHECK_THAT(steps.out(), ContainsSubstring("--max-steps 14\n"));
   Child time(training("linear", 2, dir.path() / "time",
                       {"--epochs=1000000", "--max-time=1", "--save-every=1000000"}));
   REQUIRE(time.wait(kTraining) == ExitStatus::exited(0));
-  CHECK_THAT(time.out(), ContainsSubstring(": the time is up"));
+  CHECK_THAT(time.out(), ContainsSubstring(": the time is up") && ContainsSubstring("--max-time 2\n"));
   CHECK(read_summary(dir.path() / "time")["stopped"] == "the time is up");
+}
+
+TEST_CASE("a training that waits for a reader of its output can save after a signal", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  auto command = training("linear", 0, out,
+                          {"--batch-size=1000", "--epochs=1000000", "--save-every=1000000", "--no-report"});
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]), writer(ends[1]);
+  ::fcntl(writer.get(), F_SETPIPE_SZ, 4096);
+  command.in_child = [&] { ::dup2(writer.get(), STDERR_FILENO), ::dup2(writer.get(), STDOUT_FILENO); };
+  Child child(command);
+  const auto is_full = [&] {
+    pollfd pipe{writer.get(), POLLOUT, 0};
+    return ::poll(&pipe, 1, 0) == 0;
+  };
+  REQUIRE(wait_until(is_full));
+  std::this_thread::sleep_for(2s);  // its last page may still have room
+  const auto last = out / "checkpoints/last.pt";
+  const auto before = fs::last_write_time(last);  // after the first epoch
+  child.send_signal(SIGTERM);
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM, false));
+  CHECK(fs::last_write_time(last) != before);
 }
 
 TEST_CASE("a training that gets no better ends by itself", "[training]") {
@@ -104,7 +135,8 @@ TEST_CASE("a training that gets no better ends by itself", "[training]") {
                        {"--epochs=50", "--lr=1e-30", "--patience=2", "--val-split=0.2", "--save-top-k=2"}));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK(read_summary(dir.path() / "run")["epochs"] == 3);
-  CHECK_THAT(child.out(), ContainsSubstring("stopped at step ") && ContainsSubstring("val_loss"));
+  CHECK_THAT(child.out(), ContainsSubstring("stopped at step ") && ContainsSubstring("val_loss") &&
+                              ContainsSubstring("--patience 4\n"));
   CHECK(fs::exists(dir.path() / "run/checkpoints/epoch=0-step=13.pt"));  // of equal ones the first stay
 }
 

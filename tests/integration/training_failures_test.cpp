@@ -144,7 +144,7 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
     fs::create_directories(dir.path() / "run");
     std::ofstream(dir.path() / "run/metrics.csv") << "epoch\n";
     flags = {"--data=fashion-mnist"};
-    message = "--out: " + (dir.path() / "run").string() + " holds a run already";
+    message = "--out: " + (dir.path() / "run").string() + " holds a file that a run would replace";
     code = 2;
   }
   Child child(mnist(2, dir.path() / "run", flags));

@@ -134,7 +134,7 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
     write(other / name, "mine");
     const auto refused = end_of(linear(other, {"--profile"}));
     CHECK(refused.status == ExitStatus::exited(2));
-    CHECK_THAT(refused.err, ContainsSubstring("holds a run already (" + name + ")"));
+    CHECK_THAT(refused.err, ContainsSubstring("holds a file that a run would replace (" + name + ")"));
     CHECK(files_in(other) == Files{{name, "mine"}});
   }
   SECTION("nor a profile by a run that goes on") {
@@ -254,8 +254,10 @@ TEST_CASE("a resume is not advised where it was asked for", "[training][run_fold
   write(dir.path() / "run/metrics.csv", "mine");
   const auto ended = end_of(linear(dir.path() / "run", {"--resume=auto"}));
   CHECK(ended.status == ExitStatus::exited(2));
-  CHECK_THAT(ended.err,
-             ContainsSubstring("holds a run already (metrics.csv); expected another folder or --overwrite"));
+  CHECK_THAT(
+      ended.err,
+      ContainsSubstring(
+          "holds a file that a run would replace (metrics.csv); expected another folder or --overwrite"));
 }
 
 TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it",

@@ -162,7 +162,8 @@ TEST_CASE("no rank replaces somebody else's file with its profile", "[training]"
   std::ofstream(file) << "mine";
   Child child(training("linear", 2, out, {"--epochs=1", "--profile"}));
   CHECK(child.wait(kTraining) == ExitStatus::exited(2));
-  CHECK_THAT(child.err(), ContainsSubstring("holds a run already (profile/trace_rank1.json)"));
+  CHECK_THAT(child.err(),
+             ContainsSubstring("holds a file that a run would replace (profile/trace_rank1.json)"));
   CHECK(read_file(file) == "mine");
 }
 

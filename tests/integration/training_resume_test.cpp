@@ -120,7 +120,7 @@ TEST_CASE("SIGTERM makes a checkpoint, and the run that goes on from it equals o
   CHECK(first.nothing_left());
   CHECK(fs::exists(parts / "checkpoints/last.pt"));
   CHECK_FALSE(fs::exists(parts / "summary.json"));
-  CHECK_THAT(first.out(), ContainsSubstring("terminated; continue with --resume "));
+  CHECK_THAT(first.out(), ContainsSubstring("terminated; continue with --resume " + parts.string() + "\n"));
   Child second(training("mnist", 2, parts, with(flags, {"--resume=auto"})));
   REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
   CHECK_THAT(second.out(),

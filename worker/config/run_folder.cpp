@@ -159,16 +159,13 @@ std::vector<train::NextCommand> next_commands(const Config& config, const ddp::P
   std::vector<std::string> again = {worker, config.task, "--resume", run};
   if (group.size() > 1 && process_env("LOCAL_WORLD_SIZE") == std::to_string(group.size()))
     again.insert(again.begin(), {"ddprun", "--nproc-per-node=" + std::to_string(group.size())});
-  const auto twice = [](std::int64_t count) { return std::to_string(2 * count); };
-  if (config.task == "toy")
-    again.insert(again.end() - 2, {twice(train.epochs), std::to_string(train.checkpoint.save_every)});
-  else if (train.max_steps > 0)
-    again.insert(again.end(), {"--max-steps", twice(train.max_steps)});
-  else
-    again.insert(again.end(), {"--epochs", twice(train.epochs)});
-  std::vector<train::NextCommand> next = {{"continue", again}};
+  const bool is_toy = config.task == "toy";  // its limits are no flags
+  if (is_toy)
+    again.insert(again.end() - 2,
+                 {std::to_string(2 * train.epochs), std::to_string(train.checkpoint.save_every)});
+  std::vector<train::NextCommand> next = {{"continue", again, !is_toy}};
   std::vector<std::string> evaluate = {worker, config.task, "--eval", run};
-  if (config.task == "toy") evaluate.insert(evaluate.end() - 2, {"1", "1"});
+  if (is_toy) evaluate.insert(evaluate.end() - 2, {"1", "1"});
   next.push_back({"evaluate", evaluate});
   if (config.task == "sam")
     next.push_back({"predict",

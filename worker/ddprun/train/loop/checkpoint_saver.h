@@ -46,7 +46,6 @@ struct SoFar {
 };
 /// Without the reason to stop if the run may now be longer, or goes by another metric or patience.
 SoFar before_resume(const TrainingState& state, const Run& run);
-inline constexpr const char* kTimeIsUp = "the time is up";
 
 /// What may end a run that goes on: a run that has ended goes on if one of these is another one now.
 std::string limits_of(const Run& run);

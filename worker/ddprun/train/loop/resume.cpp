@@ -99,10 +99,13 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
       (process_env("TORCHELASTIC_RESTART_COUNT") != "0" || process_env("DDPRUN_ROUND").value_or("0") != "0");
   const bool goes_on = options.checkpoint.resume == "auto" || run.in_memory.begun || restarted;
   const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);
-  if (!other.empty())
-    throw UsageError("--out: " + options.out.string() + " holds a run already (" +
+  if (!other.empty()) {
+    const bool is_run = !folder->identity().run.empty() || !state_files(*folder).empty();
+    throw UsageError("--out: " + options.out.string() +
+                     (is_run ? " holds a run already (" : " holds a file that a run would replace (") +
                      other.lexically_relative(options.out).string() + "); expected another folder" +
-                     (options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
+                     (is_run && options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
+  }
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
              (folder->replaced().empty()
@@ -212,17 +215,17 @@ std::optional<Ending> has_ended(const Run& run, const Resumed* resumed) {
   Summary summary;
   if (run.on_rank_0()) {
     summary = read_summary(run, resumed);
+    const RunFolder folder(options.out);
+    const auto& newest = folder.identity();
+    const bool continues = resumed != nullptr && continues_in(options.out, *resumed);
     // A branch that was killed before its first checkpoint: its rows are to be taken back first.
-    const auto folder = RunFolder(options.out).identity();
-    const bool was_left = resumed != nullptr && continues_in(options.out, *resumed) && !folder.run.empty() &&
-                          folder.branch != resumed->state.identity.branch;
-    if (!was_left && resumed != nullptr && continues_in(options.out, *resumed) &&
-        summary.steps == resumed->state.step)
+    const bool was_left = continues && !newest.run.empty() && newest.branch != resumed->state.identity.branch;
+    if (continues && !was_left && summary.steps == resumed->state.step)
       why = why_ended(run, before_resume(resumed->state, run).stop_reason.value_or(""),
                       resumed->state.position.epoch, summary.steps);
     // Without last.pt the newest checkpoint is of an earlier step, or there is none.
     if (!was_left && why.empty() && finds && summary.steps >= 0 &&
-        (resumed == nullptr || resumed->is_newest) && RunFolder(options.out).ended_within() == limits_of(run))
+        (resumed == nullptr || resumed->is_newest) && folder.ended_within() == limits_of(run))
       why = why_ended(run, summary.stopped, summary.epochs, summary.steps);
   }
   if (!ddp::any_rank_true(run.group, !why.empty())) return std::nullopt;

@@ -1,6 +1,8 @@
 #include <ddprun/train/loop/stop_signals.h>
 
+#include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -59,7 +61,7 @@ bool wait_for(int event, std::int64_t timeout_ms) {
   return true;
 }
 
-constexpr std::int64_t kPatienceMs = 3000, kFirstPatienceMs = 30000, kLookMs = 20;
+constexpr std::int64_t kPatienceMs = 3000, kFirstPatienceMs = 30000, kLookMs = 20, kReaderPatienceMs = 1000;
 constexpr double kSecondsBetween = 0.5;
 constexpr double kMostSteps = 1000;
 
@@ -70,15 +72,33 @@ std::int64_t patience_ms() {
   return longest == 0 ? kFirstPatienceMs : std::max(kPatienceMs, 3 * longest);
 }
 
+/// Lets stdout and stderr lead nowhere where nobody reads them, and the thread that may wait for a reader go
+/// on: the signal, which asks for a checkpoint that is due anyway, makes it try again.
+void drop_unread_output(pthread_t writer) {
+  const UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    pollfd entry{fd, POLLOUT, 0};
+    if (!nowhere || ::poll(&entry, 1, 0) != 0) continue;
+    ::dup2(nowhere.get(), fd);
+    ::pthread_kill(writer, SIGUSR1);
+  }
+}
+
 /// take_effect  lets a signal do what it would do without us
-void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& group,
+void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& group, pthread_t training,
            const std::function<void(int)>& take_effect) {
+  std::int64_t since = 0;  // when the signal was seen
+  bool reader_waited_for = false;
   while (!stop.stop_requested()) {
     if (ending == 0) {
       wait_for(event, -1);
       continue;
     }
-    const auto left = last_progress_ms + patience_ms() - now_ms();
+    if (since == 0) since = now_ms();
+    const auto idle_since = std::max<std::int64_t>(last_progress_ms, since);
+    if (now_ms() > idle_since + kReaderPatienceMs && !std::exchange(reader_waited_for, true))
+      drop_unread_output(training);
+    const auto left = std::max(last_progress_ms + patience_ms(), since + kPatienceMs) - now_ms();
     const bool broken = ddp::collective_failed() || group.has_lost_a_rank();
     if (taken_over || (!broken && (saving > 0 || left > 0))) {
       wait_for(event, kLookMs);
@@ -128,8 +148,8 @@ StopSignals::StopSignals(const ddp::ProcessGroup& group) : event_(::eventfd(0, E
   ::sigaction(SIGINT, nullptr, &int_);
   if (int_.sa_handler != SIG_IGN)
     ::sigaction(SIGINT, &action, nullptr);  // a shell's background job ignores it
-  watch_ = std::jthread([this, &group](const std::stop_token& stop) {
-    watch(stop, event_.get(), group, [this](int signal) {
+  watch_ = std::jthread([this, &group, training = ::pthread_self()](const std::stop_token& stop) {
+    watch(stop, event_.get(), group, training, [this](int signal) {
       ::sigaction(signal, signal == SIGINT ? &int_ : &term_, nullptr);
       ::kill(::getpid(), signal);
     });

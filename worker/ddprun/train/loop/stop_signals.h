@@ -16,8 +16,9 @@ namespace ddprun::train {
 ///
 /// A training that is stuck when SIGTERM or SIGINT comes cannot act on it: once a collective has failed or
 /// another rank has ended, or without note_progress(), Saving or take_over() for three seconds (or three
-/// times the longest interval of this Work so far, if longer; 30 seconds before the first), the signal takes
-/// its normal effect.
+/// times the longest interval of this Work so far, if longer; 30 seconds before the first), but at least for
+/// three seconds after the signal, the signal takes its normal effect. If the training waits for a reader of
+/// its output a second after the signal, what it writes is dropped, so that it goes on and can save.
 class StopSignals {
  public:
   /// group  must outlive it

@@ -71,7 +71,11 @@ struct CheckpointOptions {
 struct NextCommand {
   std::string label;               ///< "continue"
   std::vector<std::string> words;  ///< quoted for a shell
+  bool needs_more = false;         ///< it wants the limit that ended the training, raised: --epochs 6
 };
+
+/// Why a training stops after max_seconds.
+inline constexpr const char* kTimeIsUp = "the time is up";
 
 struct TrainerOptions {
   std::int64_t epochs = 5;

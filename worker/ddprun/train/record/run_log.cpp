@@ -5,6 +5,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <system_error>
 
 #include <torch/nn/module.h>
 
@@ -93,6 +94,16 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
 }
 
 constexpr std::chrono::seconds kPageEvery{5};
+
+/// Twice what has ended the training, so that it goes on.
+std::vector<std::string> raised_limit(const RunSummary& summary, const TrainerOptions& options) {
+  const auto& patience = options.checkpoint.patience;
+  if (summary.stop_reason == kTimeIsUp) return {"--max-time", c10::str(2 * options.max_seconds)};
+  if (!summary.stop_reason.empty() && patience > 0) return {"--patience", std::to_string(2 * patience)};
+  if (options.max_steps > 0 && summary.steps >= options.max_steps)
+    return {"--max-steps", std::to_string(2 * options.max_steps)};
+  return {"--epochs", std::to_string(2 * options.epochs)};
+}
 
 /// "1 rank", "2 ranks"
 std::string counted(std::int64_t count, const std::string& what) {
@@ -281,10 +292,17 @@ void RunLog::finish(const RunSummary& summary) {
   record_->finish(json + "\n", !summary.checkpoint.empty());
   auto card = results(summary);
   card.add("run", (run_.options.out / "").string());
-  if (!summary.checkpoint.empty()) card.add("checkpoint", inside(run_.options.out, summary.checkpoint));
+  std::error_code error;
+  const bool kept = !summary.checkpoint.empty() && fs::exists(summary.checkpoint, error);
+  if (kept) card.add("checkpoint", inside(run_.options.out, summary.checkpoint));
   if (run_.options.report && write_report()) card.add("report", "report.html");
   if (has_model) card.add("model", "best/");
-  for (const auto& command : run_.options.next_commands) card.add(command);
+  for (auto command : run_.options.next_commands) {
+    if (!kept) break;  // each needs a checkpoint
+    if (command.needs_more)
+      for (auto& word : raised_limit(summary, run_.options)) command.words.push_back(std::move(word));
+    card.add(command);
+  }
   for (const auto& line : card.lines()) print(line);
 }
 
@@ -349,10 +367,10 @@ bool RunLog::write_report() {
   }
 }
 
-void RunLog::terminate(const std::filesystem::path& checkpoint) {
+void RunLog::terminate() {
   if (!record_) return;
   record_->flush();
-  print("terminated; continue with --resume " + checkpoint.string());
+  print("terminated; continue with --resume " + run_.options.out.string());
 }
 
 }  // namespace ddprun::train

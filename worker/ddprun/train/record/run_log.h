@@ -82,8 +82,8 @@ class RunLog {
 
   /// Writes summary.json, the report and the best weights, and prints the results.
   void finish(const RunSummary& summary);
-  /// Waits for the checkpoint to resume from.
-  void terminate(const std::filesystem::path& checkpoint);
+  /// Says how to resume.
+  void terminate();
 
  private:
   EndCard results(const RunSummary& summary) const;

@@ -152,8 +152,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   try {
     save(/*required=*/is_other);  // else a state that is left there would be continued as the earlier run
   } catch (const IoError&) {
-    if (aside.empty()) throw;
-    move_back(aside, folder_);
+    if (!aside.empty()) move_back(aside, folder_);
     throw;
   }
 }
@@ -219,8 +218,8 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     if (std::exchange(set_aside_, false)) save();
     throw;
   }
-  log_info("the earlier run's files are in " + to.string() +
-           (run == "earlier" ? "" : " until this run has its first checkpoint"));
+  log_info((run == "earlier" ? "the earlier files are in " : "the earlier run's files are in ") +
+           to.string() + (run == "earlier" ? "" : " until this run has its first checkpoint"));
   return to;
 }
 
