@@ -26,7 +26,7 @@ _ddprun_values() {
       mapfile -t COMPREPLY < <(compgen -A hostname -W localhost -- "$2")
       return
       ;;
-    --rdzv-backend) words="c10d static" ;;
+    --rdzv-backend) words="c10d static etcd" ;;
     --start-method) words="spawn fork forkserver" ;;
     --print-completion) words="bash zsh" ;;
     --redirects | -r | --tee | -t) words="0 1 2 3" ;;

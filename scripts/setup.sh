@@ -3,8 +3,8 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Prometheus, sshd, tmux
-#                  and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
+#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Prometheus, sshd, etcd,
+#                  tmux and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder, and
 #                  fetch the newest PyTorch that some of them run with, too
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
@@ -106,6 +106,13 @@ setup_sshd() {
   if command -v sshd >/dev/null || [ -x /usr/sbin/sshd ]; then return; fi
   install_packages openssh-server || { say "warning: could not install openssh-server; the test of --hosts will be skipped"; return; }
   if command -v systemctl >/dev/null; then as_root systemctl disable --now ssh >&2 || true; fi
+}
+
+# Likewise, for the tests of --rdzv-backend=etcd (13 MB), which start etcds of their own: the service is not wanted.
+setup_etcd() {
+  if command -v etcd >/dev/null && command -v etcdctl >/dev/null; then return; fi
+  install_packages etcd-server etcd-client || { say "warning: could not install etcd-server and etcd-client; the tests of etcd will be skipped"; return; }
+  if command -v systemctl >/dev/null; then as_root systemctl disable --now etcd >&2 || true; fi
 }
 
 # Likewise, for the test that looks at the report page. Ubuntu has it only as a snap, which this does not install.
@@ -244,6 +251,7 @@ setup_packages
 [ "$dev" = no ] || setup_mpi
 [ "$dev" = no ] || setup_prometheus
 [ "$dev" = no ] || setup_sshd
+[ "$dev" = no ] || setup_etcd
 [ "$dev" = no ] || setup_browser
 [ "$dev" = no ] || setup_doxygen
 [ "$fetch_libtorch" = no ] || setup_libtorch

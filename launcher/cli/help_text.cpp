@@ -146,7 +146,7 @@ Others
 Each flag can be written with underscores, as --flag VALUE or --flag=VALUE; if
 repeated, the last one wins. Flags can also be set as DDPRUN_<FLAG>; torchrun's
 PET_<FLAG> work too. Also accepted: --standalone, --rdzv-conf, --rdzv-backend
-c10d|static; ignored: --monitor-interval, --start-method, --run-path,
+c10d|static|etcd; ignored: --monitor-interval, --start-method, --run-path,
 --event-log-handler, --logs-specs.
 
 When a worker fails, ddprun stops the others and exits with its code, or 128 +

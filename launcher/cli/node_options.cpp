@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <iterator>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -54,6 +55,10 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
   return read_file(fd, path, kMaxTokenBytes);
 }
 
+bool uses_etcd(const settings::Values& values) {
+  return values.text("rdzv-backend") == "etcd" || values.text("rdzv-backend") == "etcd-v2";
+}
+
 /// Rejects flags that name a node other than this one.
 void check_single_node(const settings::Values& values, bool file_store) {
   using Check = bool (*)(const std::string& value);
@@ -62,12 +67,14 @@ void check_single_node(const settings::Values& values, bool file_store) {
       values.reject(name, expected + " for one node (--nnodes gives more)");
   };
   expect("node-rank", "0", [](const std::string& value) { return value == "0"; });
-  if (!file_store && !values.is_true("standalone"))  // which overrides it, as in torchrun
+  if (!file_store && !uses_etcd(values) && !values.is_true("standalone"))  // it overrides it, as in torchrun
     expect("rdzv-endpoint", "localhost[:PORT] or this host's name", is_local_endpoint);
   expect("master-addr", "localhost or this host's name", leads_to_this_host);
 }
 
 void note_single_node(const settings::Values& values, std::vector<std::string>& notes) {
+  if (uses_etcd(values) && !values.is_true("standalone"))
+    notes.push_back(values.source("rdzv-backend") + ": etcd is not used on a single node");
   if (values.is_true("standalone") && values.given("nnodes") && values.text("nnodes") != "1" &&
       values.text("nnodes") != "1:1")
     notes.push_back(values.source("nnodes") + " has no effect: --standalone is one node");
@@ -103,7 +110,8 @@ std::string own_name(const settings::Values& values) {
   std::optional<std::string> host;
   if (values.given("master-addr")) {
     host = parse_host(values.text("master-addr"));
-  } else if (const auto endpoint = parse_endpoint(values.text("rdzv-endpoint"), kStaticPort)) {
+  } else if (const auto endpoint = parse_endpoint(values.text("rdzv-endpoint"), kStaticPort);
+             endpoint && !uses_etcd(values)) {
     host = endpoint->host;
   }
   return host.value_or("localhost") == "localhost" ? "" : *host;
@@ -125,12 +133,12 @@ void add_conf(const std::string& key, const std::string& value, const std::vecto
 }
 
 /// --rdzv-conf: KEY=VALUE,..., with the keys of torchrun's back ends. Flags with the same meaning win.
-void read_conf(const settings::Values& values, Options& options) {
+void read_conf(const settings::Values& values, Options& options, EtcdConf& etcd) {
   NodesOptions& nodes = options.nodes;
   const NodesOptions by_flags = nodes;
   milliseconds interval = std::chrono::seconds(5);  // torchrun's
   int attempts = 3;
-  const std::vector<Setting> keys = {
+  std::vector<Setting> keys = {
       settings::seconds("timeout", nodes.join_timeout, seconds_from(1)),
       settings::seconds("join_timeout", nodes.join_timeout, seconds_from(1)),
       settings::seconds("last_call_timeout", nodes.last_call, seconds_from(0)),
@@ -138,6 +146,7 @@ void read_conf(const settings::Values& values, Options& options) {
       settings::integer("keep_alive_max_attempt", attempts, 0, 1'000'000, ""),
       parsed("is_host", nodes.is_host, parse_truth, "true or false"),
   };
+  if (uses_etcd(values)) std::ranges::move(etcd_conf_keys(etcd), std::back_inserter(keys));
   settings::Values conf;
   for (const auto& [key, value] : split_conf(values)) add_conf(key, value, keys, values, conf, options.notes);
   conf.apply(keys);
@@ -230,16 +239,20 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
                   const std::optional<SlurmStep>& step, const std::optional<MpiTask>& task,
                   Options& options) {
   NodesOptions& nodes = options.nodes;
-  read_conf(values, options);
+  EtcdConf etcd;
+  read_conf(values, options, etcd);
   values.read("local-addr", "a host's name or address", parse_host, nodes.local_addr);
   values.read(
       "node-rank",
       "a number from 0 to " + std::to_string(nodes.max_nodes - 1) + " (--nnodes=" + values.text("nnodes") +
           ")",
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
+  if (uses_etcd(values) && (task || !options.hosts.all.empty()))
+    values.reject("rdzv-backend", std::string("no etcd with ") + (task ? task->launcher->name : "--hosts") +
+                                      ", which ends all nodes with the first one");
   if (!options.hosts.all.empty()) return apply_hosts(values, options);
   nodes.token = read_token(values, environment);
-  if (step) return apply_step(*step, values, options);
+  if (step && !uses_etcd(values)) return apply_step(*step, values, options);
   if (task) {
     const int port = task->job ? derived_port(*task->job) : kDynamicPort;
     return apply_task(*task, values, environment, read_endpoints(values, port), port, options);
@@ -249,6 +262,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
     throw UsageError(values.source("rdzv-conf") +
                      ": expected no store_type=file, but --rdzv-endpoint=HOST:PORT, "
                      "where the nodes meet over TCP");
+  if (uses_etcd(values)) return read_etcd(values, environment, etcd, options);
   const std::string backend = values.text("rdzv-backend");
   if (backend == "static" || (backend.empty() && !values.given("rdzv-endpoint"))) {
     read_static(values, options);
@@ -275,7 +289,8 @@ void apply_exclude(const settings::Values& values, std::optional<SlurmStep>& ste
   }
   const std::string meeting =
       values.given("rdzv-endpoint") ? values.text("rdzv-endpoint") : values.text("master-addr");
-  const auto endpoints = parse_endpoints(meeting, kDynamicPort).value_or(std::vector<Endpoint>());
+  auto endpoints = parse_endpoints(meeting, kDynamicPort).value_or(std::vector<Endpoint>());
+  if (uses_etcd(values)) endpoints.clear();  // those are not nodes
   const auto is_out = [&](const Endpoint& endpoint) {
     return is_excluded(endpoint.host, options.exclude) || (options.excluded && is_this_host(endpoint.host));
   };
@@ -329,8 +344,8 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   if (!options.hosts.all.empty()) counts = check_host_count(values, options, counts);
   if (!standalone) std::tie(nodes.min_nodes, nodes.max_nodes) = counts;
   if (!standalone && values.given("rdzv-backend") && values.text("rdzv-backend") != "c10d" &&
-      values.text("rdzv-backend") != "static")
-    values.reject("rdzv-backend", "c10d or static");
+      values.text("rdzv-backend") != "static" && !uses_etcd(values))
+    values.reject("rdzv-backend", "c10d, static or etcd");
   if (nodes.several()) return read_several(values, environment, step, task, options);
   check_single_node(values, wants_file_store(values));
   if (!standalone) nodes.endpoint.host = own_name(values);

@@ -12,6 +12,7 @@
 #include "launcher/host/task_launcher.h"
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/endpoint.h"
+#include "launcher/rendezvous/etcd_client.h"
 
 namespace ddprun::settings {
 class Values;
@@ -26,6 +27,8 @@ struct NodesOptions : MeetingRules {
   Endpoint endpoint;  ///< of the coordinator; on one node only its name, if the user gave one
   /// The endpoints that replace it, one after the other, if it is lost.
   std::vector<Endpoint> successors;
+  /// The coordinator is where etcd's election has it, not at an endpoint; nullopt: no etcd.
+  std::optional<EtcdSettings> etcd;
   /// Whether this node runs the coordinator; nullopt: only if the endpoint's address is its own.
   std::optional<bool> is_host;
   /// The workers use the endpoint's port while all nodes are connected, as in torchrun's static mode.
@@ -58,6 +61,18 @@ settings::Range seconds_from(int low);
 /// or mpiexec, into options.nodes, master_port, run_id and notes. Call it after values.apply(). throws
 /// UsageError; IoError for --token-file
 void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
+
+/// What --rdzv-conf says about etcd; empty: nothing.
+struct EtcdConf {
+  std::string protocol, prefix;
+  TlsFiles files;
+};
+/// The keys of --rdzv-conf that set it.
+std::vector<settings::Setting> etcd_conf_keys(EtcdConf& conf);
+
+/// --rdzv-backend=etcd: sets options.nodes.etcd. throws UsageError, IoError
+void read_etcd(const settings::Values& values, const EnvLookup& environment, const EtcdConf& conf,
+               Options& options);
 
 /// The secret that a job's nodes share: from --token-file, else DDPRUN_TOKEN; empty: none.
 /// throws UsageError, and IoError for --token-file

@@ -27,6 +27,8 @@ using Clock = JobEvents::Clock;
 constexpr std::chrono::seconds kGoodbyeTimeout{10};
 // Whatever listens on our port is either a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
+// How long etcd may take to learn of the end; later, the leases tell it.
+constexpr std::chrono::seconds kAbdication{2};
 constexpr std::size_t kMostShown = 300;  // bytes of a command
 
 std::string name_of_node(const NodesOptions& nodes) {
@@ -59,7 +61,15 @@ class NodeSupervisor : public Supervisor {
         nodes_(job.options.nodes),
         connections_(connections),
         record_(record),
-        membership_(nodes_, job.options.restart, all_endpoints(nodes_), Clock::now()) {}
+        membership_(nodes_, job.options.restart, all_endpoints(nodes_), Clock::now(),
+                    nodes_.etcd.has_value()) {
+    if (!nodes_.etcd) return;
+    const Election::Settings settings{*nodes_.etcd,         job.run_id,        job.job_id,
+                                      name_of_node(nodes_), nodes_.local_addr, nodes_.node_timeout,
+                                      nodes_.join_timeout};
+    // This supervisor may be gone by then.
+    connections_.election.emplace(job.io, settings, [&events = job.events] { events.push(PeerEvent{}); });
+  }
 
   asio::awaitable<RunResult> run() {
     const auto give_up = gives_up(job_);
@@ -101,16 +111,31 @@ class NodeSupervisor : public Supervisor {
     settings.tells_time = !settings.after_loss && job_.options.preflight.has("clock");
     if (settings.after_loss)  // also for a greeting: a stopped ddprun's connections succeed
       settings.connect_timeout = settings.greeting_timeout = connect_timeout_after_loss(nodes_.node_timeout);
-    settings.before_connecting = [this, endpoints = settings.endpoints](std::size_t place, bool asked_all,
-                                                                        const auto& addresses) {
-      job_.monitor->set_nodes(name_of_node(nodes_), endpoints[place].host);
+    // No link() in there: it may be called before that exists.
+    settings.before_connecting = [this](const Endpoint& endpoint, std::size_t place, bool asked_all,
+                                        const auto& addresses) {
+      job_.monitor->set_nodes(name_of_node(nodes_), endpoint.host);
       if (connections_.server() != nullptr) return way_;
       way_.instead.clear();
+      if (auto& election = connections_.election; election) {
+        if (election->has_won()) reign();
+        return way_;
+      }
       way_.fail_unless_greeted = false;
       const bool wanted = membership_.lost() || nodes_.is_host.value_or(true);
-      if (wanted && membership_.may_host(place, asked_all, Clock::now())) host(endpoints[place], addresses);
+      if (wanted && membership_.may_host(place, asked_all, Clock::now())) host(endpoint, addresses);
       return way_;
     };
+    if (connections_.election) {
+      settings.finder = describe(*nodes_.etcd);
+      settings.find = [&election = *connections_.election,
+                       self = Candidate{job_.job_id, settings.after_loss, succeeded_,
+                                        nodes_.is_host.value_or(true)}](std::optional<Endpoint> refused) {
+        Candidate candidate = self;
+        candidate.refused = std::move(refused);
+        return election.find(candidate);
+      };
+    }
     settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
@@ -130,10 +155,31 @@ class NodeSupervisor : public Supervisor {
     if (listening.sockets.empty()) return;
     if (listening.at_any_address) {
       log_info(printable(endpoint.host) + " is not an address of this host: listening on all its interfaces");
-      // This host itself may be unable to reach the address.
-      const auto port = static_cast<unsigned short>(endpoint.port);
-      way_.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
+      ask_by_loopback(endpoint.port);
     }
+    CoordinatorServer::Listen listen_again;
+    if (nodes_.port_is_workers)
+      listen_again = [at = nodes_.endpoint, addresses] { return listen_at(at, addresses, true).sockets; };
+    serve(endpoint, std::move(listening), std::move(listen_again));
+  }
+
+  /// This host itself may be unable to reach the coordinator's address.
+  void ask_by_loopback(int at) {
+    const auto port = static_cast<unsigned short>(at);
+    way_.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
+  }
+
+  /// etcd has elected this node.
+  void reign() {
+    Election& election = *connections_.election;
+    Listening listening = election.take_listening();
+    if (listening.at_any_address) ask_by_loopback(listening.port);
+    election.reign(serve(election.endpoint(), std::move(listening), {}));
+  }
+
+  CoordinatorServer& serve(const Endpoint& endpoint, Listening listening,
+                           CoordinatorServer::Listen listen_again) {
+    const bool lost = membership_.lost().has_value();
     const bool warns = !listening.loopback_only && connections_.servers.empty();
     if (nodes_.token.empty() && warns)
       log_warning("anyone who reaches " + to_string(endpoint) +
@@ -142,23 +188,23 @@ class NodeSupervisor : public Supervisor {
       log_warning("anyone who reaches " + to_string(endpoint) +
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
-    CoordinatorServer::Listen listen_again;
-    if (nodes_.port_is_workers)
-      listen_again = [at = nodes_.endpoint, addresses] { return listen_at(at, addresses, true).sockets; };
+    CoordinatorSettings settings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart};
+    settings.in_place = job_.options.recover == Recover::kRank;
+    settings.elected = connections_.election.has_value();
+    settings.has_successors = !nodes_.successors.empty() || settings.elected;
+    if (settings.elected) settings.former = connections_.election->former();
+    if (lost) settings.lost_at = membership_.asking_since();
+    if (job_.options.preflight.any()) settings.preflight_timeout = job_.options.preflight_timeout;
     CoordinatorServer& server = connections_.servers.emplace_back(
-        job_.io,
-        CoordinatorSettings{
-            nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
-            job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
-            lost ? std::optional(membership_.asking_since()) : std::nullopt,
-            job_.options.preflight.any() ? job_.options.preflight_timeout : std::chrono::milliseconds(0)},
-        nodes_.token, std::move(listening.sockets), std::move(listen_again));
+        job_.io, std::move(settings), nodes_.token, std::move(listening.sockets), std::move(listen_again));
     // This supervisor may be gone by then: ddprun's own output is still being written.
     server.on_all_gone([&events = job_.events] { events.push(PeerEvent{}); });
     job_.monitor->gather();
     server.on_summary(
         [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
-    if (lost) log_info("this node has the coordinator now, at " + to_string(endpoint));
+    if (lost || connections_.election)
+      log_info("this node has the coordinator now, at " + to_string(endpoint));
+    return server;
   }
 
   /// Looks for the job's coordinator, perhaps another one. False if there will be none.
@@ -287,6 +333,7 @@ class NodeSupervisor : public Supervisor {
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = started_ = round.number;
     membership_.take(start, Clock::now());
+    succeeded_ = false;
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
     return round;
@@ -373,7 +420,8 @@ class NodeSupervisor : public Supervisor {
       co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     // The coordinator knows of every other end and has sent Stop, answered by Ended, or End.
-    if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{attempt.round.number});
+    succeeded_ = std::holds_alternative<AllSucceeded>(attempt.outcome);
+    if (succeeded_) link().send(Succeeded{attempt.round.number});
     co_return std::nullopt;
   }
 
@@ -447,8 +495,13 @@ class NodeSupervisor : public Supervisor {
     } else {
       link().finish();
     }
-    while (!link().finished() || (!servers.empty() && !servers.back().all_gone())) {
-      const JobEvent event = co_await job_.events.next(until);
+    auto& election = connections_.election;
+    if (election) election->leave();
+    const auto etcd_until = Clock::now() + kAbdication;
+    for (;;) {
+      const bool gone = link().finished() && (servers.empty() || servers.back().all_gone());
+      if (gone && (!election || election->finished())) break;
+      const JobEvent event = co_await job_.events.next(gone ? std::min(until, etcd_until) : until);
       const auto* received = std::get_if<SignalReceived>(&event);
       if (std::holds_alternative<DeadlinePassed>(event)) break;
       if (received == nullptr || !job_.signals.ends_job(received->signal)) continue;
@@ -469,6 +522,7 @@ class NodeSupervisor : public Supervisor {
   int started_ = -1;  ///< the last one that began here
   NodeLink::Way way_;
   Membership membership_;
+  bool succeeded_ = false;         ///< this node's workers, in the last round
   bool stays_out_ = false;         ///< unfit: at most it has the coordinator for the others
   bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
   bool warned_ = false;            ///< that another node does not say whether its workers are silent

@@ -10,6 +10,7 @@
 #include "launcher/cli/options.h"
 #include "launcher/job/job.h"
 #include "launcher/outcome/result_json.h"
+#include "launcher/rendezvous/election.h"
 #include "launcher/rendezvous/node_link.h"
 #include "launcher/rendezvous/server.h"
 
@@ -33,6 +34,7 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
 /// The connections to the other nodes. Must outlive the run of the io_context.
 struct NodeConnections {
   std::list<CoordinatorServer> servers;  ///< only the last one has not resigned
+  std::optional<Election> election;      ///< --rdzv-backend=etcd
   std::list<NodeLink> links;             ///< the last one is in use; earlier ones have lost their coordinator
 
   /// Null: the coordinator is not here.

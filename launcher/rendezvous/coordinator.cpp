@@ -26,7 +26,9 @@ Coordinator::Coordinator(CoordinatorSettings settings, Time now)
     : settings_(std::move(settings)),
       forming_since_(settings_.lost_at.value_or(now)),
       resigns_at_(now + 2 * settings_.node_timeout),
-      next_beat_(now) {}
+      next_beat_(now) {
+  go_on_after(settings_.former, now);
+}
 
 void Coordinator::receive(NodeId id, const NodeMessage& message, const std::string& address, Time now) {
   const auto found = nodes_.find(id);
@@ -110,7 +112,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   const bool in_round = node.state != State::kReady;
   if (const auto* leading = std::get_if<Leading>(&message)) {
     if (phase_ == Phase::kLeading && leading->round == round_ && id == members_.front())
-      start_round(leading->port, now);
+      begin_round(leading->port, now);
   } else if (const auto* failed = std::get_if<Failed>(&message)) {
     const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
     // From an earlier round: the next one in place has replaced that worker, too.
@@ -293,7 +295,7 @@ void Coordinator::check_invariants() const {
 
 /// Restarts for late joiners once the job is full or --last-call has passed, unless some nodes have finished.
 void Coordinator::take_joiners_along(Time now) {
-  if (ready_ == 0 || members_.size() >= max_nodes() || unfinished_ < members_.size())
+  if (ready_ == 0 || members_.size() >= max_nodes() || unfinished_ < members_.size() || !reaches_etcd_)
     return last_call_end_.reset();
   if (!last_call_end_) last_call_end_ = now + settings_.last_call;
   if (now < *last_call_end_ && members_.size() + ready_ < max_nodes()) return;
@@ -380,6 +382,8 @@ void Coordinator::close_round() {
 void Coordinator::lead_round(const std::string& in_place) {
   ++round_;
   in_place_ = in_place;
+  port_.reset();
+  record_.reset();
   if (in_place.empty()) first_round_ = round_;
   phase_ = Phase::kLeading;
   send(members_.front(), Lead{round_});
@@ -422,6 +426,19 @@ void Coordinator::abandon_round(Time now) {
     ++ready_;
   }
   begin_forming(now);
+}
+
+void Coordinator::begin_round(int port, Time now) {
+  if (!settings_.elected) return start_round(port, now);
+  port_ = port;
+  record_ =
+      RoundRecord{{round_, static_cast<int>(members_.size()), 0, restart_count_, false, restarts_used_}, {}};
+  for (const NodeId id : members_) record_->members.push_back(nodes_.at(id).join.id);
+}
+
+void Coordinator::recorded(int round, Time now) {
+  if (phase_ == Phase::kLeading && round == round_ && port_ && !ended_ && !resigned_)
+    start_round(*std::exchange(port_, std::nullopt), now);
 }
 
 void Coordinator::start_round(int port, Time now) {

@@ -37,8 +37,12 @@ struct CoordinatorSettings : MeetingRules {
   /// If this coordinator is lost, another may take over: if the network splits, only the larger part
   /// continues.
   bool has_successors = false;
+  /// etcd has elected it (election.h): nobody else can begin a round, so no majority is needed. A round
+  /// begins once etcd has its record: see take_record().
+  bool elected = false;
+  FormerRound former = {};  ///< the job's last round, if etcd knows of one
   /// Since when the nodes have lacked the coordinator that this one replaces. None: it is the first.
-  std::optional<std::chrono::steady_clock::time_point> lost_at;
+  std::optional<std::chrono::steady_clock::time_point> lost_at = {};
   std::chrono::milliseconds preflight_timeout{0};  ///< a node may take this long before it comes
 };
 
@@ -86,6 +90,19 @@ class Coordinator {
   /// id      as in the node's Join
   /// signal  the user's: it ends the job, if too many leave
   bool hand_over(const std::string& id, int signal, const std::string& reason, Time now);
+
+  /// The round that is to begin, once etcd has this; only if elected. Call recorded() then.
+  std::optional<RoundRecord> take_record() { return std::exchange(record_, std::nullopt); }
+  /// etcd has the record of this round: it begins.
+  void recorded(int round, Time now);
+
+  /// Whether etcd can be reached: without it no round could follow, so none is stopped for nodes that join.
+  void set_reaches_etcd(bool reaches) { reaches_etcd_ = reaches; }
+
+  /// Another coordinator has been elected, or may be.
+  void resign() { resigned_ = resigned_ || !ended_; }
+  /// Workers of a round run, as far as it is known.
+  bool runs() const { return phase_ == Phase::kRunning && !ended_; }
 
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
@@ -147,6 +164,7 @@ class Coordinator {
   void lead_round(const std::string& in_place);
   bool take_spare(NodeId lost, const Join& join, const std::string& reason);
   void abandon_round(Time now);
+  void begin_round(int port, Time now);
   void start_round(int port, Time now);
   void stop_round(const std::string& reason, std::chrono::milliseconds pause, bool dump_stacks = false,
                   std::optional<int> user_signal = {});
@@ -215,6 +233,9 @@ class Coordinator {
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<End> ended_;
   bool resigned_ = false;
+  bool reaches_etcd_ = true;
+  std::optional<int> port_;  ///< of the leader of a round whose record is being written
+  std::optional<RoundRecord> record_;
 };
 
 }  // namespace ddprun::launcher

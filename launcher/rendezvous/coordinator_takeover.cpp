@@ -56,7 +56,7 @@ std::size_t Coordinator::returned() const {
 }
 
 bool Coordinator::has_majority() const {
-  return former_.number >= 0 && 2 * returned() > former_members().size();
+  return settings_.elected || (former_.number >= 0 && 2 * returned() > former_members().size());
 }
 
 /// Whether the other part of a split network may continue without this one.
@@ -66,7 +66,7 @@ bool Coordinator::in_minority() const {
         std::ranges::count_if(voters, [this](NodeId id) { return id == kBegun || nodes_.contains(id); });
     return 2 * static_cast<std::size_t>(here) < voters.size();
   };
-  return settings_.has_successors &&
+  return settings_.has_successors && !settings_.elected &&
          (is_minority(voters_) ||
           std::ranges::any_of(former_voters_, is_minority, &std::pair<int, std::vector<NodeId>>::second));
 }

@@ -51,17 +51,6 @@ UniqueFd try_listen(const tcp::endpoint& address) {
   return fd;
 }
 
-/// An address of this host that others can reach; IPv4 first.
-std::string outward_address() {
-  std::string v6;
-  for (const OwnAddress& own : own_addresses()) {
-    if (!own.outward) continue;
-    if (own.text.find(':') == std::string::npos) return own.text;
-    if (v6.empty()) v6 = own.text;
-  }
-  return v6;
-}
-
 std::vector<tcp::endpoint> any_address(int port) {
   const auto number = static_cast<unsigned short>(port);
   return {tcp::endpoint(tcp::v4(), number), tcp::endpoint(tcp::v6(), number)};
@@ -71,7 +60,23 @@ bool is_own(const tcp::endpoint& endpoint) {
   return endpoint.address().is_unspecified() || is_own_address(endpoint.address().to_string());
 }
 
+int port_of(const UniqueFd& fd) {
+  tcp::endpoint address;
+  socklen_t size = static_cast<socklen_t>(address.capacity());
+  return ::getsockname(fd.get(), address.data(), &size) == 0 ? address.port() : 0;
+}
+
 }  // namespace
+
+std::string outward_address() {
+  std::string v6;
+  for (const OwnAddress& own : own_addresses()) {
+    if (!own.outward) continue;
+    if (own.text.find(':') == std::string::npos) return own.text;
+    if (v6.empty()) v6 = own.text;
+  }
+  return v6;
+}
 
 std::string port_owner(int port) {
   const unsigned long inode = listening_inode(port);
@@ -140,6 +145,30 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
   throw LaunchError(LaunchError::kOwnFailure, "cannot listen at " + to_string(endpoint) +
                                                   " for the other nodes: " + std::strerror(error) +
                                                   (error == EADDRINUSE ? port_owner(endpoint.port) : ""));
+}
+
+Listening listen_at_free_port(const std::string& host) {
+  boost::system::error_code is_name;
+  const auto address = boost::asio::ip::make_address(host, is_name);
+  Listening result;
+  result.loopback_only = is_loopback(host);
+  result.at_any_address = !result.loopback_only && (is_name || !is_own_address(host));
+  std::vector<tcp::endpoint> wanted = {tcp::endpoint(address, 0)};
+  if (host == "localhost") wanted = {tcp::endpoint(boost::asio::ip::make_address(loopback_address()), 0)};
+  if (result.at_any_address) wanted = any_address(0);
+  int error = 0;
+  for (tcp::endpoint& place : wanted) {
+    place.port(static_cast<unsigned short>(result.port));  // the second one's is the first one's
+    if (UniqueFd fd = try_listen(place)) {
+      result.port = port_of(fd);
+      result.sockets.push_back(std::move(fd));
+    } else {
+      error = errno;
+    }
+  }
+  if (!result.sockets.empty()) return result;
+  throw LaunchError(LaunchError::kOwnFailure, "cannot listen at a free port of " + host +
+                                                  " for the other nodes: " + std::strerror(error));
 }
 
 }  // namespace ddprun::launcher

@@ -20,6 +20,7 @@ struct Listening {
   /// The address to give other nodes if the endpoint's name resolves to a loopback address here, as a host's
   /// own name often does (127.0.1.1); else empty.
   std::string advertised;
+  int port = 0;  ///< only of listen_at_free_port()
 };
 
 /// Listens on those of the endpoint's addresses that belong to this host; if it is required and none does, on
@@ -30,6 +31,13 @@ struct Listening {
 /// throws     LaunchError naming the endpoint, and the port's owner if visible
 Listening listen_at(const Endpoint& endpoint, const std::vector<boost::asio::ip::tcp::endpoint>& addresses,
                     bool required);
+
+/// Listens at a free port of this host's address; of all interfaces, if it is a name, or no interface has it.
+/// throws LaunchError
+Listening listen_at_free_port(const std::string& host);
+
+/// An address of this host that others can reach, IPv4 if there is one; empty: none.
+std::string outward_address();
 
 /// Whether it is "localhost" or a loopback address.
 bool is_loopback(const std::string& host);

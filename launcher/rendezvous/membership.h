@@ -66,6 +66,9 @@ class Search {
     return {false, tells, pause};
   }
 
+  /// Somebody else knows where to ask.
+  void ask_at(Endpoint endpoint) { settings_.endpoints = {std::move(endpoint)}; }
+
   const Endpoint& endpoint() const { return settings_.endpoints[place_]; }  ///< that is asked
   std::size_t place() const { return place_; }                              ///< of it
   bool is_last() const { return place_ + 1 == settings_.endpoints.size(); }
@@ -125,9 +128,14 @@ class Membership {
 
   /// endpoints  the job's first one and its successors
   /// now        the beginning of the search for the coordinator
+  /// elects     any node may take the coordinator's place, wherever it is
   Membership(const MeetingRules& rules, const RestartSettings& restarts, std::vector<Endpoint> endpoints,
-             Time now)
-      : rules_(&rules), restarts_(&restarts), endpoints_(std::move(endpoints)), asking_since_(now) {}
+             Time now, bool elects = false)
+      : rules_(&rules),
+        restarts_(&restarts),
+        endpoints_(std::move(endpoints)),
+        elects_(elects),
+        asking_since_(now) {}
 
   void take(const Waiting& waiting) { stands_by_ = waiting.spare; }
   void take(const Start& start, Time now) {
@@ -163,7 +171,7 @@ class Membership {
       former_.restarts_used = 0;
     const bool goes_on = rules_->min_nodes < rules_->max_nodes || rules_->spares > 0 ||
                          former_.restarts_used < restarts_->max_restarts;
-    if (endpoints_.size() < 2 || !goes_on || ended_here) return false;
+    if ((endpoints_.size() < 2 && !elects_) || !goes_on || ended_here) return false;
     if (told.number == former_.number && !handed_over_) former_ = told;
     const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
     former_.pause_ms = pause > 0 ? std::optional(static_cast<int>(pause)) : std::nullopt;
@@ -195,6 +203,7 @@ class Membership {
   const MeetingRules* rules_;
   const RestartSettings* restarts_;
   std::vector<Endpoint> endpoints_;
+  bool elects_;
   FormerRound former_;
   Time round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "launcher/events/restart_policy.h"
 
@@ -67,6 +68,13 @@ struct FormerRound {
   int restarts_used = 0;             ///< as in Round
   std::optional<int> pause_ms = {};  ///< what is left of the pause before a restart
   bool operator==(const FormerRound&) const = default;
+};
+
+/// A round that is about to begin, as etcd keeps it for the coordinator that may replace this one.
+struct RoundRecord {
+  FormerRound round;                 ///< as one of its nodes would tell it
+  std::vector<std::string> members;  ///< Join::id of its nodes
+  bool operator==(const RoundRecord&) const = default;
 };
 
 /// "I want to join." The first message of every connection.

@@ -1,6 +1,5 @@
 #include "launcher/rendezvous/node_link.h"
 
-#include <netdb.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,9 +8,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <cstring>
 #include <exception>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 
@@ -19,7 +16,6 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
-#include "launcher/events/threads.h"
 #include "launcher/rendezvous/admission.h"
 #include "launcher/rendezvous/listen.h"
 
@@ -43,53 +39,7 @@ std::string numeric(const tcp::endpoint& endpoint) {
   return address.to_string();
 }
 
-/// The addresses of a host, in the system's order. throws std::runtime_error with the system's reason
-std::vector<tcp::endpoint> look_up(const Endpoint& endpoint) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int error =
-      ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &list);
-  if (error != 0) throw std::runtime_error(std::string("cannot look up the host: ") + ::gai_strerror(error));
-  std::vector<tcp::endpoint> found;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    tcp::endpoint address;
-    if (entry->ai_addrlen > address.capacity()) continue;
-    address.resize(entry->ai_addrlen);
-    std::memcpy(address.data(), entry->ai_addr, entry->ai_addrlen);
-    found.push_back(address);
-  }
-  ::freeaddrinfo(list);
-  return found;
-}
-
 }  // namespace
-
-struct NodeLink::LookedUp {
-  std::mutex mutex;
-  std::vector<tcp::endpoint> addresses;
-};
-
-/// The addresses without waiting for a name server, which may take a minute to fail; and after a loss, when
-/// the next endpoint's turn must not be late, no longer than for a node: then it may answer the next attempt.
-asio::awaitable<std::vector<tcp::endpoint>> NodeLink::resolve(Endpoint endpoint) {
-  boost::system::error_code is_name;
-  const auto address = asio::ip::make_address(endpoint.host, is_name);
-  if (!is_name) co_return std::vector{tcp::endpoint(address, static_cast<unsigned short>(endpoint.port))};
-  const auto found = looked_up_.try_emplace(to_string(endpoint), std::make_shared<LookedUp>()).first->second;
-  const std::function<void()> work = [found, endpoint] {  // named: GCC 12
-    auto addresses = look_up(endpoint);
-    const std::lock_guard lock(found->mutex);
-    found->addresses = std::move(addresses);
-  };
-  const auto deadline =
-      settings_.after_loss ? std::optional(Clock::now() + settings_.connect_timeout) : std::nullopt;
-  const AsideEnd end = co_await run_aside(work, deadline);
-  const std::lock_guard lock(found->mutex);
-  if (end == AsideEnd::kLate && found->addresses.empty())
-    throw std::runtime_error("cannot look up the host: the name server does not answer");
-  co_return found->addresses;
-}
 
 NodeLink::NodeLink(asio::io_context& io, JobEvents& events, Settings settings)
     : events_(events),
@@ -174,10 +124,15 @@ asio::awaitable<void> NodeLink::run() {
 /// loss also over one that refuses this node, and gives up otherwise.
 asio::awaitable<void> NodeLink::connect() {
   for (bool warned = false;;) {
-    const std::string asked = to_string(endpoint());
+    std::string whom = "the coordinator at " + to_string(endpoint());
     std::string why;
     auto answer = Search::Answer::kUnknown;
     try {
+      if (settings_.find) {
+        whom = settings_.finder;
+        search_.ask_at(co_await settings_.find(refused_));
+        whom = "the coordinator at " + to_string(endpoint());
+      }
       co_await connect_once();
       co_return;
     } catch (const ProtocolError& error) {
@@ -185,7 +140,8 @@ asio::awaitable<void> NodeLink::connect() {
       if (!settings_.after_loss && !(stranger && may_be_elsewhere())) throw;
       answer = Search::Answer::kNotOurs;
       why = error.what();
-      if (!std::exchange(warned, true)) log_warning(asked + " does not have this job's coordinator: " + why);
+      if (!std::exchange(warned, true))
+        log_warning(to_string(endpoint()) + " does not have this job's coordinator: " + why);
     } catch (const LaunchError&) {
       throw;
     } catch (const boost::system::system_error& error) {
@@ -193,16 +149,17 @@ asio::awaitable<void> NodeLink::connect() {
       answer = error.code() == asio::error::connection_refused ? Search::Answer::kRefused
                : has_ended(error.code())                       ? Search::Answer::kHungUp
                                                                : Search::Answer::kSilent;
-    } catch (const std::runtime_error& error) {
-      why = error.what();
+    } catch (const std::exception& error) {
+      why = printable(error.what());
     }
+    refused_ = answer == Search::Answer::kRefused ? std::optional(endpoint()) : std::nullopt;
     const Search::Next next = search_.answered(answer, Clock::now());
     if (settings_.former_coordinator) settings_.join.former.nobody_listens = search_.nobody_listens();
     if (next.gives_up)
-      throw LaunchError(LaunchError::kOwnFailure, "cannot reach the coordinator at " + asked + " within " +
-                                                      in_seconds(settings_.timeout) +
-                                                      " (--join-timeout): " + why);
-    if (next.tells) log_info("trying to reach the coordinator at " + asked + ": " + why);
+      throw LaunchError(
+          LaunchError::kOwnFailure,
+          "cannot reach " + whom + " within " + in_seconds(settings_.timeout) + " (--join-timeout): " + why);
+    if (next.tells) log_info("trying to reach " + whom + ": " + why);
     if (next.pause.count() == 0) continue;
     timer_.expires_after(next.pause);
     co_await timer_.async_wait(asio::use_awaitable);
@@ -211,10 +168,13 @@ asio::awaitable<void> NodeLink::connect() {
 
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
-  const auto addresses = co_await resolve(endpoint());
+  // After a loss, when the next endpoint's turn must not be late, a name server gets no longer than a node.
+  const auto deadline =
+      settings_.after_loss ? std::optional(Clock::now() + settings_.connect_timeout) : std::nullopt;
+  const auto addresses = co_await address_book_.resolve(endpoint(), deadline);
   if (finished_)
     throw LaunchError(LaunchError::kOwnFailure, "the job has ended");  // so has before_connecting's owner
-  const Way way = settings_.before_connecting(search_.place(), search_.asked_all(), addresses);
+  const Way way = settings_.before_connecting(endpoint(), search_.place(), search_.asked_all(), addresses);
   if (settings_.join.address.empty()) settings_.join.address = way.join_address;
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : way.instead.empty() ? addresses : way.instead) {
@@ -254,8 +214,10 @@ asio::awaitable<void> NodeLink::connect_once() {
   throw boost::system::system_error(error);
 }
 
-/// After a loss, or while there is another endpoint to ask.
-bool NodeLink::may_be_elsewhere() const { return settings_.after_loss || !search_.is_last(); }
+/// After a loss, or while there is another endpoint to ask, or may be.
+bool NodeLink::may_be_elsewhere() const {
+  return settings_.after_loss || settings_.find || !search_.is_last();
+}
 
 std::string NodeLink::encoded_join() const {
   Join join = settings_.join;

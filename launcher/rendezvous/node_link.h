@@ -5,7 +5,6 @@
 #include <chrono>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +15,7 @@
 #include "launcher/events/job_events.h"
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/endpoint.h"
+#include "launcher/rendezvous/lookup.h"
 #include "launcher/rendezvous/membership.h"
 #include "launcher/rendezvous/message.h"
 
@@ -54,11 +54,16 @@ class NodeLink {
     bool tells_time = false;  ///< the coordinator compares this host's clock with its own
     /// Whoever does not take this node in is not its coordinator: ask the next endpoint.
     bool after_loss = false;
-    /// Called before each attempt with the endpoint's place in the order, whether all have been asked before,
-    /// and the endpoint's addresses; throws to give up.
-    std::function<Way(std::size_t place, bool asked_all,
+    /// Called before each attempt, perhaps by the constructor, with the endpoint, its place in the order,
+    /// whether all have been asked before, and its addresses; throws to give up.
+    std::function<Way(const Endpoint& endpoint, std::size_t place, bool asked_all,
                       const std::vector<boost::asio::ip::tcp::endpoint>& addresses)>
         before_connecting = [](auto...) { return Way(); };
+    /// Where the coordinator is now, before each attempt, in place of the endpoints (election.h). refused:
+    /// the endpoint that it gave last, if nothing listens there. throws LaunchError to give up, else another
+    /// std::exception
+    std::function<boost::asio::awaitable<Endpoint>(std::optional<Endpoint> refused)> find;
+    std::string finder;  ///< whom find asks, for messages
     /// What to tell the coordinator about this node's workers now and then, if it wants to know.
     std::function<std::vector<Summary>()> summaries;
   };
@@ -104,12 +109,10 @@ class NodeLink {
 
  private:
   using Clock = JobEvents::Clock;
-  struct LookedUp;  ///< an endpoint's addresses
 
   boost::asio::awaitable<void> run();
   boost::asio::awaitable<void> connect();
   boost::asio::awaitable<void> connect_once();
-  boost::asio::awaitable<std::vector<boost::asio::ip::tcp::endpoint>> resolve(Endpoint endpoint);
   std::string encoded_join() const;
   boost::asio::awaitable<void> introduce(Connection& connection);
   bool may_be_elsewhere() const;
@@ -124,8 +127,9 @@ class NodeLink {
   Settings settings_;
   Timer timer_, summary_timer_;
   Search search_;
-  std::map<std::string, std::shared_ptr<LookedUp>> looked_up_;
+  AddressBook address_book_;
   std::shared_ptr<Connection> connection_;
+  std::optional<Endpoint> refused_;           ///< as for Settings::find
   std::optional<CoordinatorMessage> answer_;  ///< to join, until listen() handles it
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;

@@ -91,6 +91,16 @@ bool CoordinatorServer::hand_over(const std::string& id, int signal, const std::
   return goes_on;
 }
 
+void CoordinatorServer::recorded(int round) {
+  coordinator_.recorded(round, Coordinator::Clock::now());
+  deliver();
+}
+
+void CoordinatorServer::resign() {
+  coordinator_.resign();
+  deliver();
+}
+
 asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
   bool warned = false;
   for (;;) {
@@ -207,6 +217,7 @@ void CoordinatorServer::deliver() {
   if (coordinator_.resigned() || coordinator_.all_ended())
     for (const auto& [id, connection] : std::map(connections_)) connection->finish(kRefusalTimeout);
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
+  if (on_change_) on_change_();
   if (all_gone() && on_all_gone_) on_all_gone_();
 }
 

@@ -89,6 +89,16 @@ class CoordinatorServer {
   bool resigned() const { return coordinator_.resigned(); }
   /// True once the job has ended, or this has resigned, and every node has disconnected.
   bool all_gone() const { return (ended() || resigned()) && connections_.empty(); }
+
+  // For a coordinator that etcd has elected: as the Coordinator's.
+  std::optional<RoundRecord> take_record() { return coordinator_.take_record(); }
+  void recorded(int round);
+  void set_reaches_etcd(bool reaches) { coordinator_.set_reaches_etcd(reaches); }
+  bool runs() const { return coordinator_.runs(); }
+  void resign();
+  /// Called after each change.
+  void on_change(std::function<void()> callback) { on_change_ = std::move(callback); }
+
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
   /// Called with the summaries of joined nodes.
   void on_summary(std::function<void(const std::string& node, const Summary& summary)> callback) {
@@ -118,7 +128,7 @@ class CoordinatorServer {
   LineLimit limit_;                                        ///< of lines that anyone can cause
   Timer timer_;
   Id next_id_ = 0;
-  std::function<void()> on_all_gone_;
+  std::function<void()> on_all_gone_, on_change_;
   std::function<void(const std::string&, const Summary&)> on_summary_;
 };
 

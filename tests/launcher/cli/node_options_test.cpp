@@ -153,7 +153,22 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
        "--rdzv-endpoint: expected HOST, HOST:PORT or [IPV6]:PORT with a port from 1"},
       {{"--rdzv-endpoint=a", "--master-addr=b"},
        "--rdzv-endpoint: expected the host of --master-addr, 'b', or only one of both, got 'a'"},
-      {{"--rdzv-endpoint=a", "--rdzv-backend=etcd"}, "--rdzv-backend: expected c10d or static, got 'etcd'"},
+      {{"--rdzv-endpoint=a", "--rdzv-backend=zeus"},
+       "--rdzv-backend: expected c10d, static or etcd, got 'zeus'"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--hosts=b,c"},
+       "--rdzv-backend: expected no etcd with --hosts, which ends all nodes with the first one, got 'etcd'"},
+      {{"--rdzv-backend=etcd"}, "--rdzv-backend: expected --rdzv-endpoint=HOST[:PORT] of etcd with it, got"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--master-addr=a"},
+       "--master-addr: expected no address with --rdzv-backend=etcd"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=ftp://a"},
+       "--rdzv-endpoint: expected etcd's [http[s]://]HOST[:PORT], or several different ones of one cluster"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=http://a,https://b"}, "--rdzv-endpoint: expected etcd's"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=https://a", "--rdzv-conf=protocol=http"},
+       "--rdzv-conf: expected protocol=https as in --rdzv-endpoint, or none, got"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--rdzv-conf=protocol=grpc"},
+       "--rdzv-conf: protocol: expected http or https, got 'grpc'"},
+      {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--rdzv-conf=cacert=/nowhere/ca"},
+       "--rdzv-conf: cacert: /nowhere/ca: "},
       {{"--rdzv-endpoint=a", "--node-rank=2"},
        "--node-rank: expected a number from 0 to 1 (--nnodes=2), got"},
       {{"--rdzv-endpoint=a", "--node-rank=-1"}, "--node-rank: expected a number from 0 to 1"},
@@ -172,6 +187,58 @@ TEST_CASE("one node says so when it is given what several need", "[node_options]
        {"--master-addr=other.example", "this host's name for one node (--nnodes gives more), got 'other.ex"},
        {"--rdzv-endpoint=other.example:1", "this host's name for one node (--nnodes gives more), got"}}));
   CHECK_THROWS_WITH(parse_nodes({flag}), ContainsSubstring(expected));
+}
+
+NodesOptions parse_etcd(Words flags, Variables variables = {}) {
+  flags.insert(flags.end(), {"--nnodes=2", "--rdzv-backend=etcd"});
+  return parse_nodes(flags, variables).nodes;
+}
+
+TEST_CASE("etcd's endpoints are read with and without a scheme", "[node_options]") {
+  const auto plain = parse_etcd({"--rdzv-endpoint=a,b:1,[::1]:2", "--node-timeout=4"});
+  REQUIRE(plain.etcd);
+  CHECK(plain.etcd->endpoints == std::vector<Endpoint>{{"a", 2379}, {"b", 1}, {"::1", 2}});
+  CHECK_FALSE(plain.etcd->tls);
+  CHECK(plain.etcd->prefix == "/ddprun");
+  CHECK(plain.etcd->timeout == 1s);
+  CHECK(plain.successors.empty());
+  CHECK(describe(*plain.etcd) == "etcd at http://a:2379,b:1,[::1]:2");
+  CHECK(parse_etcd({"--rdzv-endpoint=https://a:1/"}).etcd->tls);
+  CHECK(parse_etcd({"--rdzv-endpoint=a", "--rdzv-conf=protocol=https"}).etcd->tls);
+  CHECK(parse_etcd({"--rdzv-endpoint=http://a", "--rdzv-conf=etcd_prefix=/x/"}).etcd->prefix == "/x");
+  CHECK(parse_nodes({"--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=a"}).nodes.etcd);
+  CHECK_FALSE(parse_dynamic({}).nodes.etcd);
+}
+
+TEST_CASE("etcd's user and files come from etcdctl's variables, unless --rdzv-conf names files",
+          "[node_options]") {
+  const TempDir dir;
+  const auto ca = (dir.path() / "ca").string(), other = (dir.path() / "other").string();
+  for (const std::string& path : {ca, other}) write_file_atomic(path, "");
+  const Variables variables{{"ETCDCTL_USER", "me:a:b"}, {"ETCDCTL_CACERT", ca}, {"ETCDCTL_CERT", other}};
+  const auto etcd = *parse_etcd({"--rdzv-endpoint=a"}, variables).etcd;
+  CHECK(etcd.user == "me");
+  CHECK(etcd.password == "a:b");
+  REQUIRE(etcd.tls);  // without a scheme the files ask for it
+  CHECK(etcd.tls->authorities == ca);
+  CHECK(etcd.tls->certificate == other);
+  CHECK_FALSE(parse_etcd({"--rdzv-endpoint=http://a"}, variables).etcd->tls);
+  for (const char* key : {"cacert=", "ca_cert="}) {
+    const auto given =
+        parse_etcd({"--rdzv-endpoint=a", std::string("--rdzv-conf=") + key + other}, variables);
+    CHECK(given.etcd->tls->authorities == other);
+  }
+  CHECK(parse_etcd({"--rdzv-endpoint=a"}, {{"ETCDCTL_USER", "me"}, {"ETCDCTL_PASSWORD", "word"}})
+            .etcd->password == "word");
+  CHECK_THROWS_WITH(parse_etcd({"--rdzv-endpoint=a"}, {{"ETCDCTL_KEY", "/nowhere/key"}}),
+                    ContainsSubstring("ETCDCTL_KEY: /nowhere/key: "));
+}
+
+TEST_CASE("one node needs no etcd, and says so", "[node_options]") {
+  const Options options = parse_nodes({"--rdzv-backend=etcd", "--rdzv-endpoint=other.example:2379"});
+  CHECK(options.nodes.endpoint.host.empty());  // which would be MASTER_ADDR
+  REQUIRE(options.notes.size() == 1);
+  CHECK(options.notes[0] == "--rdzv-backend: etcd is not used on a single node");
 }
 
 TEST_CASE("with --standalone there is one node whatever else is said", "[node_options]") {

@@ -116,7 +116,7 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--master-port", "abc"},
                                                                        {"--master-addr", "other.example"},
                                                                        {"--master-addr", "10.255.255.254"},
-                                                                       {"--rdzv-backend", "etcd"},
+                                                                       {"--rdzv-backend", "zeus"},
                                                                        {"--rdzv-endpoint", "host:29500"},
                                                                        {"--rdzv-endpoint", ":1"},
                                                                        {"--rdzv-endpoint", "localhost:x"},

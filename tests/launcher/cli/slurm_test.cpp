@@ -118,6 +118,12 @@ TEST_CASE("a variable of a step that is missing is named", "[slurm]") {
   CHECK_THROWS_AS(parse_steps({}, variables), UsageError);
 }
 
+TEST_CASE("etcd needs an endpoint in a step, too", "[slurm]") {
+  CHECK_THROWS_WITH(
+      parse_steps({"--rdzv-backend=etcd"}, one_task(0)),
+      ContainsSubstring("--rdzv-backend: expected --rdzv-endpoint=HOST[:PORT] of etcd with it"));
+}
+
 TEST_CASE("of many variables of a step that are missing three are named", "[slurm]") {
   CHECK_THROWS_WITH(
       slurm_step(lookup({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}})),

@@ -93,6 +93,14 @@ class CoordinatorRig {
     return goes_on;
   }
 
+  // Of a coordinator that etcd has elected.
+  std::optional<RoundRecord> take_record() { return coordinator_.take_record(); }
+  void recorded(int round) {
+    coordinator_.recorded(round, now_);
+    collect();
+  }
+  void set_reaches_etcd(bool reaches) { coordinator_.set_reaches_etcd(reaches); }
+
   void end(int exit_code, const std::string& reason) {
     coordinator_.end(exit_code, reason);
     collect();

@@ -10,7 +10,7 @@ using namespace launcher;
 namespace {
 
 constexpr unsigned kMostDisturbances = 12;
-constexpr std::chrono::milliseconds kBeatPause{25};
+constexpr std::chrono::milliseconds kPauseOfBeats{25};
 
 }  // namespace
 
@@ -90,7 +90,7 @@ void JobSimulation::beat(Id id) {
   if (!nodes_.at(id).alive) return;
   say(id, Beat());
   if (chance(30)) say(id, Summary{last_round_, "{}"});
-  after(kBeatPause, [this, id] { beat(id); });
+  after(kPauseOfBeats, [this, id] { beat(id); });
 }
 
 void JobSimulation::talk_nonsense(Id id) {

@@ -184,9 +184,9 @@ void LinkSimulation::look(Host host) {
   settings.after_loss = membership.lost().has_value();
   if (settings.after_loss)
     settings.connect_timeout = settings.greeting_timeout = connect_timeout_after_loss(kTimeout);
-  settings.before_connecting = [this, host, all = settings.endpoints](std::size_t place, bool asked_all,
-                                                                      const auto&) {
-    return before_connecting(host, all[place], place, asked_all);
+  settings.before_connecting = [this, host](const Endpoint& endpoint, std::size_t place, bool asked_all,
+                                            const auto&) {
+    return before_connecting(host, endpoint, place, asked_all);
   };
   settings.summaries = [] { return std::vector{Summary{0, "{}"}}; };
   program.links.emplace_back(program.io, program.events, std::move(settings));

@@ -146,7 +146,7 @@ TEST_CASE("a lost coordinator that accepts a node's connection and only then end
   settings.connect_timeout = std::chrono::minutes(1);  // the machine may be busy
   settings.after_loss = true;
   settings.since = LoopClock::now();
-  settings.before_connecting = [&](std::size_t place, bool asked_all, const auto&) {
+  settings.before_connecting = [&](const Endpoint&, std::size_t place, bool asked_all, const auto&) {
     if (place == 1 && asked_all) asio::co_spawn(io, receive(next, io, join), asio::detached);
     return NodeLink::Way();
   };
@@ -169,7 +169,7 @@ TEST_CASE("after a loss a node waits for a name server no longer than for a node
   settings.after_loss = true;
   settings.since = LoopClock::now();
   std::vector<std::size_t> asked;
-  settings.before_connecting = [&](std::size_t place, auto...) {
+  settings.before_connecting = [&](const Endpoint&, std::size_t place, auto...) {
     asked.push_back(place);
     return NodeLink::Way();
   };
