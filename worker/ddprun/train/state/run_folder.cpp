@@ -370,18 +370,22 @@ void RunFolder::check_still_here() const {
 /// run's.
 void RunFolder::check_checkpoints_are_ours() {
   const auto now = place_of(checkpoints());
-  if (now == checkpoints_place_) return;
-  for (const auto& state : state_files(*this))
-    if (state.problem.empty() && state.identity.run != identity_.run)
+  {
+    const std::lock_guard lock(mutex_);
+    if (now == checkpoints_place_) return;
+  }
+  for (const auto& state : state_files(*this))  // which locks it, too
+    if (state.problem.empty() && state.identity.run != identity().run)
       throw IoError(checkpoints(),
                     "holds another run's checkpoints, which were put there while this one trained");
+  const std::lock_guard lock(mutex_);
   checkpoints_place_ = now;
 }
 
 void RunFolder::make_way(const fs::path& checkpoint) {
-  const std::lock_guard lock(mutex_);
   check_still_here();
   check_checkpoints_are_ours();
+  const std::lock_guard lock(mutex_);
   if (is_of_this_branch(checkpoint)) return;
   writing_ = name_of(checkpoint);
   const auto here = place_of(checkpoint);
