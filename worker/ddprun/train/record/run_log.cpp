@@ -95,24 +95,19 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
 
 constexpr std::chrono::seconds kPageEvery{5};
 
-/// With the run's limits, which hold for one command only. summary: of a training that has ended, for which
-/// those that it has reached are raised.
-NextCommand with_limits(NextCommand command, const TrainerOptions& options,
-                        const RunSummary* summary = nullptr) {
+/// With the run's limits, which hold for one command only; those that the training has reached are raised.
+NextCommand with_limits(NextCommand command, const TrainerOptions& options, const RunSummary& reached) {
   const auto add = [&](const std::string& flag, double limit, double done) {
     if (limit <= 0) return;
     while (limit <= done) limit *= 2;
     command.words.insert(command.words.end(), {flag, formatted("%.17g", limit)});
   };
-  const auto stopped = summary != nullptr ? summary->stop_reason : "";
-  const auto epochs = summary != nullptr ? summary->epochs : 0,
-             steps = summary != nullptr ? summary->steps : 0;
-  add("--epochs", static_cast<double>(options.epochs), static_cast<double>(epochs));
-  add("--max-steps", static_cast<double>(options.max_steps), static_cast<double>(steps));
-  add("--max-time", options.max_seconds,
-      stopped == kTimeIsUp ? std::max(options.max_seconds, summary->seconds) : 0);
+  const bool time_is_up = reached.stop_reason == kTimeIsUp;
   const auto patience = static_cast<double>(options.checkpoint.patience);
-  if (!stopped.empty() && stopped != kTimeIsUp) add("--patience", patience, patience);
+  add("--epochs", static_cast<double>(options.epochs), static_cast<double>(reached.epochs));
+  add("--max-steps", static_cast<double>(options.max_steps), static_cast<double>(reached.steps));
+  add("--max-time", options.max_seconds, time_is_up ? std::max(options.max_seconds, reached.seconds) : 0);
+  if (!reached.stop_reason.empty() && !time_is_up) add("--patience", patience, patience);
   return command;
 }
 
@@ -309,7 +304,7 @@ void RunLog::finish(const RunSummary& summary) {
   if (run_.options.report && write_report()) card.add("report", "report.html");
   if (has_model) card.add("model", "best/");
   for (const auto& command : run_.options.next_commands)
-    if (kept) card.add(command.resumes ? with_limits(command, run_.options, &summary) : command);
+    if (kept) card.add(command.resumes ? with_limits(command, run_.options, summary) : command);
   for (const auto& line : card.lines()) print(line);
 }
 
@@ -383,7 +378,7 @@ void RunLog::terminate(const fs::path& checkpoint) {
   for (const auto& command : run_.options.next_commands)
     if (command.resumes) again = command;
   std::string line = "terminated; continue with";
-  for (const auto& word : with_limits(again, run_.options).words) line += " " + word;
+  for (const auto& word : with_limits(again, run_.options, {}).words) line += " " + word;
   print(line);
 }
 
