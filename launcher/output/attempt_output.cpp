@@ -115,7 +115,7 @@ void AttemptOutput::prefix_stacks() {
 }
 
 void AttemptOutput::unblock_workers() {
-  for (const auto& sink : {console_.out(), console_.err()}) sink->set_full(kFullAtEnd);
+  console_.set_full(kFullAtEnd);
   writer_.set_full(kFullAtEnd);
 }
 
@@ -141,7 +141,7 @@ bool AttemptOutput::unread() const { return any_unread(streams_); }
 
 void AttemptOutput::finish() {
   for (const auto& stream : streams_) stream->finish();
-  for (const auto& sink : {console_.out(), console_.err()}) sink->set_full(ConsoleSink::kFull);
+  console_.set_full(ConsoleSink::kFull);
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {

@@ -103,6 +103,11 @@ class Console {
   const std::shared_ptr<ConsoleSink>& out() { return out_; }
   const std::shared_ptr<ConsoleSink>& err() { return err_; }
 
+  /// Of both: see ConsoleSink.
+  void set_full(std::size_t full) {
+    for (const auto& sink : {out_, err_}) sink->set_full(full);
+  }
+
   /// Waits until all that workers wrote is written. False at the deadline.
   boost::asio::awaitable<bool> drain(std::optional<Clock::time_point> deadline = std::nullopt);
 
