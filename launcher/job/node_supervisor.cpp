@@ -189,6 +189,7 @@ class NodeSupervisor : public Supervisor {
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
     CoordinatorSettings settings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart};
+    settings.own_id = job_.job_id;
     settings.in_place = job_.options.recover == Recover::kRank;
     settings.elected = connections_.election.has_value();
     settings.has_successors = !nodes_.successors.empty() || settings.elected;

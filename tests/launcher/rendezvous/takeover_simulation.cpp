@@ -219,6 +219,7 @@ void TakeoverSimulation::ask(Host host) {
     if (host == 0 && program.life > 0 && !membership.lost()) return finish(host);
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
+    settings.own_id = id_of(host);
     if (membership.lost()) settings.lost_at = membership.asking_since();
     program.coordinator.emplace(settings, clock(host));
     tick(host, ++program.term);
