@@ -14,6 +14,7 @@ In a notebook %load_ext ddprun gives the cell magic %%ddprun.
 import contextlib
 import faulthandler
 import functools
+import importlib
 import json
 import math
 import os
@@ -120,6 +121,12 @@ def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
         "config": _config(folder / "config.toml"),
         "checkpoints": _checkpoints(folder / "checkpoints"),
     }
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("elastic", "lightning", "notebook"):  # imported where they are used, for what they need themselves
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(ipython: Any) -> None:

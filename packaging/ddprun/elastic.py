@@ -20,6 +20,7 @@ state of the rank that has done the most steps. No step is lost, nor done twice.
 import array
 import contextlib
 import copy
+import ctypes
 import datetime
 import functools
 import gc
@@ -30,11 +31,13 @@ import json
 import operator
 import os
 import pathlib
+import pickle
 import random
 import socket
 import stat
 import struct
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -96,6 +99,7 @@ class State:
         self._small: Dict[str, Any] = {}  # states of schedulers, scalers and the like, which may change between steps
         self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
         self._slots: List[Tuple[Dict[str, Any], str]] = []  # where modules have their buffers
+        self._layout: Dict[str, Tuple[str, str]] = {}  # what parameters and optimizers there are: shapes, which a kept state must have, and types
         self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
         self._originals: List[torch.Tensor] = []  # the buffers that they are copies of
         # On accelerators, where the CPU does not wait for what it begins:
@@ -214,9 +218,9 @@ class State:
             return False
         try:
             payload = torch.load(path, map_location="cpu", weights_only=True)
-            self._restore(payload)
+            self._restore_all(payload)
         except Exception as error:  # torch.load has a dozen of them
-            raise ValueError(f"{os.fspath(path)}: {error}") from error
+            raise ValueError(f"{os.fspath(path)}: {_one_line(error)}") from None
         return True
 
     # What follows is for _Rounds and run().
@@ -266,7 +270,8 @@ class State:
     def _parameters(self) -> List[torch.Tensor]:
         return [parameter for module in self._all(torch.nn.Module) for parameter in module.parameters()]
 
-    def _find_slots(self) -> None:  # takes longer than all else in a commit()
+    def _look(self) -> None:  # takes longer than all else in a commit()
+        self._layout = self._layout_now()
         self._slots = [(part._buffers, name) for module in self._all(torch.nn.Module) for part in module.modules() for name in part._buffers]
 
     def _buffers_now(self) -> List[torch.Tensor]:
@@ -275,7 +280,7 @@ class State:
     def _keep(self, look: bool = True) -> None:
         self._steps_since = 0
         if look:
-            self._find_slots()
+            self._look()
         self._kept = {name: _copied(vars(self)[name]) for name in self._values}
         self._small = {name: _mapped(vars(self)[name].state_dict(), torch.Tensor, torch.clone) for name in self._small_objects}
         self._groups = [[_without_params(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
@@ -296,7 +301,7 @@ class State:
         for optimizer, groups in zip(self._optimizers, self._groups):
             for group, kept in zip(optimizer.param_groups, groups):
                 group.update(kept)
-        self._find_slots()
+        self._look()
         with torch.no_grad():
             for buffer, kept in zip(self._buffers_now(), self._copies):
                 buffer.copy_(kept)
@@ -311,21 +316,34 @@ class State:
         kept = None if self._connected else self._memory.newest(self._commits)
         if kept is not None:
             try:
-                self._restore(torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True))
+                self._restore_all(torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True))
             except Exception as error:  # torch.load has a dozen of them
-                print(f"elastic: cannot use the state in ddprun's memory: {error}", file=sys.stderr, flush=True)
+                print(f"elastic: cannot use the state in ddprun's memory: {_one_line(error)}", file=sys.stderr, flush=True)
 
     def _payload(self) -> Dict[str, Any]:
         return {
             "commits": self._commits,
             "values": dict(self._kept),
+            "shapes": {name: shape for name, (shape, _) in self._layout.items()},
             "objects": {name: vars(self)[name].state_dict() for name in self._objects},
         }
+
+    def _restore_all(self, payload: Dict[str, Any]) -> None:
+        """Or nothing of it."""
+        before = _on_cpu(self._payload())
+        try:
+            self._restore(payload)
+        except Exception:
+            self._restore(before)
+            raise
 
     def _restore(self, payload: Dict[str, Any]) -> None:
         names = sorted([*payload["objects"], *payload["values"]])
         if names != sorted([*self._objects, *self._values]):
             raise ValueError(f"expected the state of {sorted([*self._objects, *self._values])}, got that of {names}")
+        shapes = {name: shape for name, (shape, _) in self._layout.items()}
+        if payload.get("shapes", shapes) != shapes:
+            raise ValueError(f"another state: {_difference(payload['shapes'], shapes)}")
         for name, kept in payload["objects"].items():
             vars(self)[name].load_state_dict(kept)
         vars(self).update(payload["values"])
@@ -347,13 +365,33 @@ class State:
                 return f"{name} shards its state, and a part is lost with its rank (replicate=True copies it)"
         return "a step is captured in a CUDA graph, which cannot be interrupted" if self._captured else ""
 
-    def _signature(self) -> str:
-        """What must be the same on all ranks: names, and the models' parameters with their shapes."""
-        parts = [f"{name}: {type(vars(self)[name]).__name__}" for name in self._objects] + self._values
+    def _layout_now(self) -> Dict[str, Tuple[str, str]]:
+        found = {name: ("", type(vars(self)[name]).__name__) for name in self._objects}
+        found.update((name, ("", "a value")) for name in self._values)
         for name in self._objects:
-            if isinstance(vars(self)[name], torch.nn.Module):
-                parts += [f"{name}.{key} {tuple(value.shape)} {value.dtype}" for key, value in vars(self)[name].named_parameters()]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+            one = vars(self)[name]
+            if isinstance(one, torch.nn.Module):
+                found.update((f"{name}.{key}", _described(value)) for key, value in one.named_parameters())
+            for number, group in enumerate(one.param_groups if isinstance(one, torch.optim.Optimizer) else ()):
+                found[f"{name}, group {number}"] = (f"{len(group['params'])} parameters", "")
+        return found
+
+    def _beginning(self) -> Dict[str, Any]:
+        """What must be the same on all ranks only until it is sent from one to the others: buffers, which may grow, and values."""
+        modules = [(name, vars(self)[name]) for name in self._objects if isinstance(vars(self)[name], torch.nn.Module)]
+        found: Dict[str, Any] = {f"{name}.{key}": _described(buffer) for name, module in modules for key, buffer in module.named_buffers()}
+        for name, value in self._kept.items():
+            with contextlib.suppress(Exception):  # it cannot be sent
+                found[name] = pickle.dumps(value)
+        return found
+
+    def _check_alike(self, everyone: List[Any], what: str, mine: Dict[str, Any]) -> None:
+        """Raises RuntimeError, on all ranks, if a rank has something else than rank 0. everyone: with the digests of it."""
+        rank = dist.get_rank()
+        for other in [i for i, one in enumerate(everyone) if one[what] != everyone[0][what]]:
+            first, theirs = (_broadcast(mine if rank == i else None, i) for i in (0, other))
+            if difference := _difference(theirs, first):
+                raise RuntimeError(f"elastic: the state of rank {other} is not that of rank 0: {difference}")
 
     def _agree(self) -> None:
         """Takes the state of the rank that has done the most steps. Every rank calls it first in a round."""
@@ -365,12 +403,11 @@ class State:
             self._agree_on_shards()
             return
         whole = self._steps_since == 0 and not self._captured
-        mine = {"commits": self._commits, "whole": whole, "connected": self._connected, "signature": self._signature()}
+        beginning = {} if self._connected else self._beginning()
+        mine = {"commits": self._commits, "whole": whole, "connected": self._connected, "layout": _digest(self._layout), "beginning": _digest(beginning)}
         everyone: List[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-        others = [i for i, one in enumerate(everyone) if one["signature"] != everyone[0]["signature"]]
-        if others:
-            raise RuntimeError(f"elastic: the state of rank {others[0]} has other names, types or shapes than that of rank 0")
+        self._check_alike(everyone, "layout", self._layout)
         going_on = any(one["connected"] for one in everyone)  # a new process has nothing but a beginning
         sources = [i for i, one in enumerate(everyone) if one["whole"] and one["connected"] == going_on]
         if not sources:
@@ -383,6 +420,8 @@ class State:
             payload = _broadcast(self._payload() if rank == source else None, source)
             if rank != source:
                 self._restore(payload)
+        else:
+            self._check_alike(everyone, "beginning", beginning)
         self._connected = True
         if _runs_ahead(None) and self._rounds is not None and self._rounds.recovering:
             self._first = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters()]
@@ -444,6 +483,7 @@ def run(
                         if state._shards is not None:
                             state._shards.leave()
                     gc.collect()
+                    _mark_kept()
             finally:
                 state._rounds = state._first = None
                 if state._shards is not None:
@@ -456,6 +496,19 @@ def run(
         return rounds_of  # type: ignore[return-value]
 
     return decorate
+
+
+def _mark_kept() -> None:
+    """What the program has kept of the round before says so where it is used: it would wait for a group that is gone, or fail there."""
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.nn.parallel.DistributedDataParallel) and not vars(one).get("_ddprun_kept"):
+            vars(one)["_ddprun_kept"] = True
+            with contextlib.suppress(Exception):  # its own __init__ has failed
+                one.register_forward_pre_hook(_refuse)
+
+
+def _refuse(*_: Any) -> None:
+    raise RuntimeError("elastic: this DistributedDataParallel is of a round that is over: make it anew in the function that elastic.run() calls")
 
 
 class _Memory:
@@ -481,8 +534,7 @@ class _Memory:
     def keep(self, commits: int, payload: Callable[[], Dict[str, Any]]) -> None:
         if os.environ.get("LOCAL_RANK", "0") != "0" or self._fd() is None or self._warned or (self._writing and self._writing.is_alive()):
             return
-        copied = _mapped(payload(), torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
-        self._writing = threading.Thread(target=self._write, args=(commits, copied), name="ddprun-memory")
+        self._writing = threading.Thread(target=self._write, args=(commits, _on_cpu(payload())), name="ddprun-memory")
         self._writing.start()
 
     def _fd(self) -> Optional[int]:
@@ -670,6 +722,7 @@ class _Rounds:
             time.sleep(_LOOK_EVERY)
 
     def _leave(self) -> None:
+        _shut_down(_connections(_groups(), self._timeout))  # or a group waits for what a silent host owes it
         if dist.is_initialized():
             for leave in (getattr(dist.distributed_c10d, "_abort_process_group", None), dist.destroy_process_group):
                 with contextlib.suppress(Exception):
@@ -723,6 +776,8 @@ class _Rounds:
             self._abort_at = now + 1
             late = now > self._leave_until
             groups = _groups()  # here, or they might be those of the next round
+            connections = _connections(groups, self._timeout)
+        _shut_down(connections)
         _abort(groups)
         if late:
             print(f"elastic: another rank was lost, and this one could not leave its round within {_LEAVE_WITHIN:.0f} s", file=sys.stderr, flush=True)
@@ -732,6 +787,40 @@ class _Rounds:
 def _groups() -> List[Any]:
     names = list(getattr(dist.distributed_c10d._world, "pg_names", {}).items())
     return [group for group, _ in sorted(names, key=lambda item: item[1], reverse=True)]
+
+
+def _connections(groups: List[Any], timeout: datetime.timedelta) -> List[int]:
+    """The groups' connections over Gloo, which does not expose them: it alone gives sockets a group's timeout, for receiving and for sending."""
+    timeouts = {timeout.total_seconds()} if groups else set()
+    for group in groups:
+        with contextlib.suppress(Exception):  # it has no Gloo
+            gloo = group._get_backend(torch.device("cpu"))
+            timeouts.add(getattr(gloo, "wrapped_pg", gloo).options._timeout.total_seconds())
+    found: List[int] = []
+    with contextlib.suppress(OSError):  # no descriptor is left to look with
+        for name in os.listdir("/proc/self/fd") if timeouts else ():
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                held = os.dup(int(name))
+                limits = [_limit(held, option) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
+                if limits[0] == limits[1] and any(-1e-5 < limits[0] - seconds < 0.011 for seconds in timeouts):  # or up to a tick more
+                    found.append(held)
+                else:
+                    os.close(held)
+    return found
+
+
+def _limit(descriptor: int, option: int) -> float:
+    """A socket's timeout in seconds; 0: it has none, or is none. Python's socket objects may change a descriptor that they are made of."""
+    limit, size = (ctypes.c_long * 2)(), ctypes.c_uint(ctypes.sizeof(ctypes.c_long) * 2)
+    ctypes.CDLL(None).getsockopt(descriptor, socket.SOL_SOCKET, option, limit, ctypes.byref(size))
+    return limit[0] + limit[1] / 1e6
+
+
+def _shut_down(connections: List[int]) -> None:
+    """Wakes whoever waits for them. Gloo's own abort() wakes nobody: a host that is silent closes nothing, and its peers would wait until the timeout."""
+    for held in connections:
+        ctypes.CDLL(None).shutdown(held, socket.SHUT_RD)  # Gloo closes it then; for sending, it might die of SIGPIPE
+        os.close(held)
 
 
 def _abort(groups: List[Any]) -> None:
@@ -778,6 +867,38 @@ def _seed(seed: int, epoch: int, number: Union[int, str]) -> None:
     random.seed(digest)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(digest[:4], "little"))
+
+
+def _described(tensor: torch.Tensor) -> Tuple[str, str]:
+    return ("uninitialized", "") if torch.nn.parameter.is_lazy(tensor) else (str(tuple(tensor.shape)), str(tensor.dtype))
+
+
+def _digest(described: Dict[str, Any]) -> str:
+    return hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
+
+
+def _difference(theirs: Dict[str, Any], first: Dict[str, Any]) -> str:
+    """The first entry that is not the same, in words."""
+    for name in {**first, **theirs}:
+        one, other = theirs.get(name), first.get(name)
+        if one == other:
+            continue
+        if isinstance(one, bytes) and isinstance(other, bytes):
+            one, other = pickle.loads(one), pickle.loads(other)
+            with contextlib.suppress(Exception):  # arrays
+                if one == other:  # a set has any order
+                    continue
+            one, other = textwrap.shorten(repr(one), 60), textwrap.shorten(repr(other), 60)
+        return f"{name}: {_in_words(one)}, not {_in_words(other)}"
+    return ""
+
+
+def _in_words(described: Any) -> str:
+    return described if isinstance(described, str) else " ".join(filter(None, described or ["none"]))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _copied(value: Any) -> Any:
@@ -861,6 +982,10 @@ def _mapped(value: Any, of: Any, function: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_mapped(item, of, function) for item in value)
     return value
+
+
+def _on_cpu(payload: Dict[str, Any]) -> Any:
+    return _mapped(payload, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def _broadcast(payload: Any, source: int) -> Any:

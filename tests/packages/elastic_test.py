@@ -17,7 +17,7 @@ import time
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-DDPRUN = sys.argv[1]
+DDPRUN = os.path.abspath(sys.argv[1])  # some tests run it in another folder
 sys.path.insert(0, str(SOURCE / "tests/dropin"))
 from launchers import find_newest_torch, find_python
 
@@ -135,6 +135,111 @@ torch.manual_seed(0)
 net = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 """
+
+
+# As of a host that has fallen silent, the connections of the lost rank stay open: a process that has left its session has them, too.
+SILENT = NET + """
+import datetime, socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+own = socket.create_connection(listener.getsockname())
+state = elastic.State(model=net, optimizer=optimizer, step=0)
+@elastic.run(state)
+def train():
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=datetime.timedelta(minutes=7)) if os.environ["GROUP"] == "new" else None
+    print(f"rank {rank} goes on after {state.step} at {time.time():.2f}", flush=True)
+    for step in range(state.step, 10):
+        if step == 5 and rank == 1 and os.environ["DDPRUN_ROUND"] == "0":
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(30)
+                os._exit(0)
+            print(f"lost at {time.time():.2f}", flush=True)
+            os.kill(os.getpid(), 9)
+        if os.environ["GROUP"] == "pending":  # the exception comes from elsewhere
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            while not work.is_completed(): state._rounds.check()
+        else:
+            dist.all_reduce(torch.ones(1), group=group)
+        state.step = step + 1
+        state.commit()
+train()
+peer, _ = listener.accept()
+own.sendall(b"still open")
+assert peer.recv(100) == b"still open"
+"""
+
+
+class SilentHost(unittest.TestCase):
+    def test_a_survivor_does_not_wait_for_it(self):
+        for group in "default", "new", "pending":
+            code, out, err = run(SILENT, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1", "--preload=torch", GROUP=group)
+            self.assertEqual(0, code, err)
+            [lost] = re.findall(r"lost at (\S+)", out)
+            again = re.findall(r"rank (\d) goes on after 5 at (\S+)", out)
+            self.assertEqual(["0", "1"], sorted(rank for rank, _ in again), out + err)
+            for _, at in again:
+                self.assertLess(float(at) - float(lost), 25, out)  # 60 where the timeout of a collective, or of leaving, ends it
+
+
+THREE = NET + """
+state = elastic.State(model=net, of=None)
+@elastic.run(state)
+def train():
+    rank = dist.get_rank()
+    if os.environ["DDPRUN_ROUND"] != "0":
+        print(f"rank {rank} has {state.commits} of rank {state.of}", flush=True)
+        return
+    state.of = rank
+    state.commit()
+    if str(rank) == os.environ["AHEAD"]: state.commit()
+    dist.barrier()
+    if rank == 0: os.kill(os.getpid(), 9)
+    dist.barrier()
+train()
+"""
+
+
+class ThreeRanks(unittest.TestCase):
+    def test_the_state_is_that_of_the_lowest_rank_that_has_the_newest(self):
+        for ahead, expected in ("", "1 of rank 1"), ("2", "2 of rank 2"):
+            code, out, err = run(THREE, "--nproc-per-node=3", "--recover=rank", "--max-restarts=1", "--preload=torch", AHEAD=ahead)
+            self.assertEqual(0, code, err)
+            self.assertEqual([f"rank {rank} has {expected}" for rank in range(3)], sorted(out.splitlines()))
+
+
+OTHER_SHAPE = """
+import os, sys, time, torch, torch.distributed as dist
+from ddprun import elastic
+torch.set_num_threads(1)
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 5 if again else 4))
+fresh = net[0].weight.tolist()
+state = elastic.State(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), step=0, memory_every=1)
+@elastic.run(state)
+def train():
+    if again:
+        print(f"rank {dist.get_rank()} is fresh: {net[0].weight.tolist() == fresh and state.commits == state.step == 0}", flush=True)
+        return
+    with torch.no_grad(): net[0].weight.fill_(100.0)
+    state.step = 1
+    state.commit()
+    if dist.get_rank() == 0: state._memory._writing.join()
+    dist.barrier()
+    state._rounds._say(False)  # or rank 1 would be replaced alone
+    time.sleep(0.5)
+    sys.exit(3)
+train()
+"""
+
+
+class ChangedShape(unittest.TestCase):
+    def test_nothing_is_taken_of_a_state_in_memory_that_has_another_shape(self):
+        code, out, err = run(OTHER_SHAPE, "--nproc-per-node=2", "--recover=rank", "--max-restarts=3", "--preload=torch")
+        self.assertEqual(0, code, err)
+        self.assertIn("elastic: cannot use the state in ddprun's memory: another state: model.1.weight: (4, 2), not (5, 2)\n", err)
+        self.assertEqual(["rank 0 is fresh: True", "rank 1 is fresh: True"], sorted(out.splitlines()), err)
 
 
 # A queue of kernels that a thread works off while the program runs ahead. As with NCCL, an all-reduce whose peer is lost ends
@@ -392,11 +497,32 @@ class Misuse(unittest.TestCase):
         self.assertNotEqual(0, code)
         self.assertIn(expected, err)
 
-    def test_a_state_that_differs_between_ranks_names_one(self):
+    def test_a_state_that_differs_between_ranks_names_the_entry(self):
+        differs = "elastic: the state of rank 1 is not that of rank 0: "
         self.refused("""
 if rank == 1: net = torch.nn.Linear(4, 1)
 elastic.run(elastic.State(model=net))(lambda: None)()
-""", "elastic: the state of rank 1 has other names, types or shapes than that of rank 0")
+""", differs + "model.weight: (1, 4) torch.float32, not (1, 3) torch.float32\n")
+        self.refused("""
+net.register_buffer("seen", torch.zeros(3 + rank))
+elastic.run(elastic.State(model=net))(lambda: None)()
+""", differs + "model.seen: (4,) torch.float32, not (3,) torch.float32\n")
+        self.refused("""
+if rank == 1: optimizer = torch.optim.SGD([net.weight], lr=0.1)
+elastic.run(elastic.State(model=net, optimizer=optimizer))(lambda: None)()
+""", differs + "optimizer, group 0: 1 parameters, not 2 parameters\n")
+        self.refused("elastic.run(elastic.State(model=net, names={'a', 'b', 'c'}, epoch=rank))(lambda: None)()", differs + "epoch: 1, not 0\n")
+
+    def test_a_wrapped_module_that_is_kept_from_the_round_before(self):
+        self.refused("""
+state, kept = elastic.State(model=net, optimizer=optimizer), []
+@elastic.run(state)
+def train():
+    if not kept: kept.append(torch.nn.parallel.DistributedDataParallel(net))
+    if os.environ["DDPRUN_ROUND"] == "0" and rank == 1: os.kill(os.getpid(), 9)
+    for _ in range(3): kept[0](torch.ones(2, 3)).sum().backward()
+train()
+""", "elastic: this DistributedDataParallel is of a round that is over: make it anew in the function", "--recover=rank", "--max-restarts=1", "--preload=torch")
 
     def test_a_group_of_the_programs_own(self):
         self.refused("dist.init_process_group('gloo')\nelastic.run(elastic.State(model=net))(lambda: None)()",
@@ -526,7 +652,49 @@ except ValueError as error: assert str(path) in str(error), error
 else: raise SystemExit("a damaged file was taken")
 try: elastic.State(other=net).resume(path)
 except ValueError: pass
+for other in torch.nn.Linear(4, 1), torch.nn.Linear(3, 1, bias=False):
+    before = [p.detach().clone() for p in other.parameters()]
+    untouched = elastic.State(model=other, optimizer=torch.optim.SGD(other.parameters()), scheduler=scheduler, epoch=7, batch=0)
+    saved = {**kept, "shapes": untouched._payload()["shapes"]} if other.bias is None else kept  # only load_state_dict() sees what differs
+    torch.save(saved, path)
+    try: untouched.resume(path)
+    except ValueError as error: assert str(path) in str(error) and "\\n" not in str(error), error
+    else: raise SystemExit("a state of another shape was taken")
+    assert untouched.epoch == 7 and untouched.commits == 0 and all(map(torch.equal, before, other.parameters()))
 assert os.listdir(folder.name) == ["state.pt"]
+""")
+
+    def test_of_two_states_in_memory_the_older_one_is_taken_where_the_newer_is_damaged(self):
+        self.passes("""
+import tempfile
+file = tempfile.TemporaryFile()
+os.environ["DDPRUN_STATE_FD"] = str(file.fileno())
+def taken():
+    state = elastic.State(step=0)
+    elastic.run(state)(lambda: None)()
+    return state.commits, state.step
+def damage(number):
+    _, _, offset, *_ = memory._slots(file.fileno())[number]
+    os.pwrite(file.fileno(), b"damage", offset + 100)
+memory = elastic._Memory()
+assert taken() == (0, 0)
+for commits in 3, 4, 5:
+    memory.keep(commits, lambda: {"commits": commits, "values": {"step": commits}, "objects": {}})
+    memory._writing.join()
+assert taken() == (5, 5)
+damage(0)
+assert taken() == (4, 4)
+damage(1)
+assert taken() == (0, 0)
+""")
+
+    def test_the_module_is_there_after_import_ddprun(self):
+        self.passes("""
+import ddprun
+del sys.modules["ddprun"], sys.modules["ddprun.elastic"]
+import ddprun
+assert "ddprun.elastic" not in sys.modules
+assert ddprun.elastic.State is sys.modules["ddprun.elastic"].State and not hasattr(ddprun, "other")
 """)
 
     def test_the_rest_of_an_epoch_is_its_end_and_nothing_done_is_loaded(self):
