@@ -59,6 +59,25 @@ def check_python(target, folder):
         assert chosen == f"{sys.prefix}\n", chosen
 
 
+def check_modules(target):
+    """What needs PyTorch or Lightning is there, too, and a Python that has them can import it."""
+    [folder] = (target / "lib").glob("python*/site-packages")
+    for name in "elastic", "_shards", "lightning":
+        assert (folder / "ddprun" / f"{name}.py").is_file(), name
+    python = os.environ.get("DDPRUN_TEST_PYTHON")
+    if python is None:
+        print("DDPRUN_TEST_PYTHON names no Python with PyTorch: its modules were not imported")
+        return
+    imports = f"""
+import importlib.util, ddprun
+assert ddprun.__file__.startswith({str(folder)!r}), ddprun.__file__
+assert ddprun.elastic.State
+import ddprun._shards
+if importlib.util.find_spec("lightning"): import ddprun.lightning
+"""
+    run(python, "-c", imports, env={**os.environ, "PYTHONPATH": str(folder)}, cwd=target)
+
+
 def main():
     folder, version = empty_folder(pathlib.Path(sys.argv[1]).resolve()), sys.argv[2]
     need("cmake", "ninja", "readelf", "tar")
@@ -75,6 +94,7 @@ def main():
     check_job(target / "bin" / "ddprun", folder)
     check_python(target, folder)
     run(target / "bin" / "python", "-c", "import ddprun, ddprun.notebook; ddprun.heartbeat(); assert ddprun.read_run and ddprun.record")
+    check_modules(target)
     assert (target / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages/ddprun/py.typed").exists()
 
     # As scripts/package.sh makes it.
