@@ -266,23 +266,27 @@ JobConnection find_job(const std::string& wanted) {
 std::string ctl_help() {
   return R"(ddpctl: looks at this user's running ddprun jobs on this machine.
 
-usage: ddpctl COMMAND [JOB] [flags]      (JOB: its name in ddpctl ps, its run id or ddprun's pid; or their beginning)
+usage: ddpctl COMMAND [JOB] [flags]
+JOB is its name in ddpctl ps, its run id or ddprun's pid; a beginning will do.
 
 Commands
   ps               list the jobs
   top [JOB]        show a job's ranks as it runs; h there shows the keys
-  logs JOB         show what its ranks wrote: their log files, or the last 8 KiB of each
+  logs JOB         show what its ranks wrote: their log files, or the last 8 KiB
+                   of each
   stacks JOB       show the stacks of its ranks, which go on
   stop JOB         end it, on all nodes
 
 JOB can be left out while only one job runs; top then begins with the newest.
 
 Flags
-  --once               top: print it as text, all jobs without JOB; without a terminal always
+  --once               top: print it as text, all jobs without JOB; without a
+                       terminal always
   --interval SECONDS   top: how often to look, 0.1 to 60 [2]
   -f, --follow         logs: go on until the job ends
   --rank R             logs, stacks: only of this rank
-  -h, --help, --version
+  -h, --help           show this help
+  --version            show the version
 )";
 }
 

@@ -6,6 +6,7 @@
 #include "tests/support/catch.h"
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -264,6 +265,15 @@ TEST_CASE("ddpctl's words", "[ctl_options]") {
                                              {"logs", "--rank=-1"},
                                              {"ps", "-x"}}) {
     CHECK_THROWS_AS(parse_ctl_options(words), UsageError);
+  }
+}
+
+TEST_CASE("ddpctl's help has lines of 80 columns, and describes one flag a line", "[ctl_options]") {
+  for (const auto& line : split(ctl_help(), '\n')) {
+    CAPTURE(line);
+    CHECK(line.size() <= 80);
+    const std::string names = line.substr(0, line.find("  ", 2));  // "-h, --help" is one flag
+    if (line.starts_with("  -")) CHECK(names.find("--") == names.rfind("--"));
   }
 }
 
