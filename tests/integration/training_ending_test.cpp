@@ -38,7 +38,8 @@ TEST_CASE("a training ends with a card of its results and the next commands, fro
   CHECK(lines_with("  memory      ", out) == 1);
   CHECK(lines_with("  run         run/", out) == 1);
   CHECK(lines_with("  training    train_loss ", out) == 1);
-  CHECK_THAT(out, ContainsSubstring(" --resume run"));
+  CHECK_THAT(out, ContainsSubstring(" --resume run") && ContainsSubstring("--predict FILE.csv") &&
+                      ContainsSubstring("--checkpoint run"));
   const auto lines = lines_of(out);
   const auto first = std::ranges::find_if(
       lines, [](const auto& line) { return line.starts_with("Training completed: 3 epochs"); });

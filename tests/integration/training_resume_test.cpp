@@ -3,6 +3,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include <ddprun/common/held_port.h>
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;
@@ -120,13 +121,69 @@ TEST_CASE("SIGTERM makes a checkpoint, and the run that goes on from it equals o
   CHECK(first.nothing_left());
   CHECK(fs::exists(parts / "checkpoints/last.pt"));
   CHECK_FALSE(fs::exists(parts / "summary.json"));
-  CHECK_THAT(first.out(), ContainsSubstring("terminated; continue with ddprun ") &&
+  CHECK_THAT(first.out(), ContainsSubstring("terminated; continue with " DDPRUN_PROGRAM " ") &&
                               ContainsSubstring(" mnist --resume " + parts.string() + " --epochs 16\n"));
   Child second(training("mnist", 2, parts, with(flags, {"--resume=auto"})));
   REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
   CHECK_THAT(second.out(),
              ContainsSubstring("resumed from " + (parts / "checkpoints/last.pt").string() + " at step "));
   check_equal_runs(parts, whole);
+}
+
+TEST_CASE("the command that a terminated training prints has ddprun's flags and goes on to the same end",
+          "[training]") {
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
+  const auto job = [&](const fs::path& out) {
+    auto command = training("linear", 2, out,
+                            {"--epochs=400", "--max-time=599.1", "--device=cpu", "--backend=gloo",
+                             "--timeout=90", "--no-report", "--no-tensorboard"});
+    command.argv.insert(command.argv.begin() + 1, "--log-dir=" + (dir.path() / "the log's").string());
+    return command;
+  };
+  Child uninterrupted(job(whole));
+  REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
+  Child first(job(parts));
+  REQUIRE(first.wait_for_output("Rank 0, Epoch 2/"));
+  first.send_signal(SIGTERM);
+  REQUIRE(first.wait(kTraining) == ExitStatus::killed(SIGTERM, false));
+  const std::string text = first.out(), before = "terminated; continue with ";
+  const auto begin = text.find(before) + before.size();
+  REQUIRE(begin > before.size());
+  const auto command = text.substr(begin, text.find('\n', begin) - begin);
+  CHECK_THAT(command, ContainsSubstring("the log'\\''s'") && ContainsSubstring(" --shutdown-timeout=5 ") &&
+                          Catch::Matchers::EndsWith(
+                              " --device cpu --backend gloo --timeout 90 --epochs 400 --max-time 599.1"));
+  Command second;
+  second.argv = {"sh", "-c", command};
+  Child again(second);
+  REQUIRE(again.wait(kTraining) == ExitStatus::exited(0));
+  check_equal_runs(parts, whole);
+}
+
+TEST_CASE("what ranks print that no single command has started holds for all of them", "[training]") {
+  const bool has_ddprun = GENERATE(false, true);  // on two nodes, or none at all
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const HeldPort port;
+  const auto command = [&](int rank) {
+    auto one = training("linear", 0, out, {"--epochs=100000", "--device=cpu", "--no-report"});
+    one.env = {{"RANK", std::to_string(rank)},
+               {"WORLD_SIZE", "2"},
+               {"LOCAL_RANK", has_ddprun ? "0" : std::to_string(rank)},
+               {"LOCAL_WORLD_SIZE", has_ddprun ? "1" : "2"},
+               {"MASTER_ADDR", "127.0.0.1"},
+               {"MASTER_PORT", std::to_string(port.port)}};
+    if (has_ddprun) one.env["DDPRUN_COMMAND"] = "ddprun --nnodes=2";
+    return one;
+  };
+  Child first(command(0)), second(command(1));
+  REQUIRE(first.wait_for_output("Rank 0, Epoch 2/"));
+  first.send_signal(SIGTERM);
+  CHECK(first.wait(kTraining) == ExitStatus::killed(SIGTERM));
+  CHECK(second.wait(kTraining) == ExitStatus::killed(SIGTERM));
+  CHECK_THAT(first.out(), Catch::Matchers::EndsWith("terminated; continue on all 2 ranks with --resume " +
+                                                    out.string() + " --device cpu --epochs 100000\n"));
 }
 
 TEST_CASE("SIGUSR1 makes a checkpoint, and the training goes on", "[training]") {

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <ATen/Parallel.h>
 #include <torch/version.h>
@@ -72,6 +73,23 @@ std::string shell_word(const std::string& word) {
   return quoted + "'";
 }
 
+/// The words of such a command.
+std::vector<std::string> shell_words(const std::string& command) {
+  std::vector<std::string> words;
+  bool in_quotes = false, is_escaped = false, is_new = true;
+  for (const char c : command) {
+    if (c == ' ' && !in_quotes) {
+      is_new = true;
+      continue;
+    }
+    if (std::exchange(is_new, false)) words.emplace_back();
+    words.back() += c;
+    if (c == '\'' && !is_escaped) in_quotes = !in_quotes;
+    is_escaped = c == '\\' && !in_quotes;
+  }
+  return words;
+}
+
 /// As typed: with ddprun in front, if it has started this process.
 std::string whole_command_line() {
   std::ifstream file("/proc/self/cmdline");
@@ -88,6 +106,33 @@ std::string git_commit() {
   char commit[65] = "";  // SHA-256's size
   if (git && std::fscanf(git.get(), "%64[0-9a-f]", commit) != 1) commit[0] = '\0';
   return commit;
+}
+
+/// The command that continues the run, made from what was typed; the rest is in the checkpoint. Where no
+/// single command has started all ranks, or ddprun has hidden a secret, only its flags.
+train::NextCommand command_to_continue(const Config& config, const ddp::ProcessGroup& group,
+                                       const std::string& worker) {
+  auto words = shell_words(process_env(kCommandVariable).value_or(""));
+  const bool is_whole =
+      !words.empty() && from_env().local_world_size == group.size() &&
+      std::ranges::none_of(words, [](const auto& word) { return word.find("***") != std::string::npos; });
+  train::NextCommand next{"continue", {}, /*resumes=*/true};
+  if (group.size() > 1 && !is_whole) {
+    next.label += " on all " + std::to_string(group.size()) + " ranks";
+  } else {
+    if (is_whole) next.words = std::move(words);
+    next.words.insert(next.words.end(), {worker, config.task});
+  }
+  next.words.insert(next.words.end(), {"--resume", shell_word(config.train.out.string())});
+  const auto typed = nlohmann::json::parse(config.train.config_json);
+  for (const char* name : {"device", "backend", "timeout"})  // which are never taken from the checkpoint
+    if (config.stated.contains(name))
+      next.words.insert(next.words.end(),
+                        {std::string("--") + name, typed[name].is_string() ? typed[name].get<std::string>()
+                                                                           : shortest_text(typed[name])});
+  if (config.task == "toy")  // else the epochs between checkpoints are a word without a name
+    next.words.insert(next.words.end(), {"--save-every", std::to_string(config.train.checkpoint.save_every)});
+  return next;
 }
 
 }  // namespace
@@ -156,21 +201,20 @@ std::vector<train::NextCommand> next_commands(const Config& config, const ddp::P
   const auto& train = config.train;
   const auto run = shell_word(train.out.string());
   const auto worker = shell_word(::program_invocation_name);
-  std::vector<std::string> again = {worker, config.task, "--resume", run};
-  if (group.size() > 1 && process_env("LOCAL_WORLD_SIZE") == std::to_string(group.size()))
-    again.insert(again.begin(), {"ddprun", "--nproc-per-node=" + std::to_string(group.size())});
-  const bool is_toy = config.task == "toy";  // its flags may be words without a name
-  if (is_toy) again.insert(again.end(), {"--save-every", std::to_string(train.checkpoint.save_every)});
-  std::vector<train::NextCommand> next = {{"continue", again, /*resumes=*/true}};
+  std::vector<train::NextCommand> next = {command_to_continue(config, group, worker)};
   std::vector<std::string> evaluate = {worker, config.task, "--eval", run};
-  if (is_toy) evaluate.insert(evaluate.end() - 2, {"1", "1"});
+  if (config.task == "toy") evaluate.insert(evaluate.end() - 2, {"1", "1"});
   next.push_back({"evaluate", evaluate});
   if (config.task == "sam")
     next.push_back({"predict",
                     {worker, "sam", "--predict", "IMAGE", "--point", "X,Y", "--checkpoint", run, "--mask-out",
                      "mask.png"}});
-  else
+  else if (config.task == "toy")
     next.push_back({"export", {worker, "export", run, "model.safetensors"}});
+  else
+    next.push_back({"predict",
+                    {worker, config.task, "--predict", config.task == "linear" ? "FILE.csv" : "PICTURE",
+                     "--checkpoint", run}});
   return next;
 }
 

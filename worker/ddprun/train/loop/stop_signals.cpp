@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -10,6 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <filesystem>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -79,25 +80,34 @@ class OutputReader {
   explicit OutputReader(int fd) : fd_(fd) {}
 
   /// If it has read nothing since the last call, and leaves no room, what is written there leads nowhere from
-  /// now on. The signal, which asks for a checkpoint that is due anyway, makes a thread that waits try again.
-  void drop_if_stalled(pthread_t writer) {
+  /// now on. The signal, which asks for a checkpoint that is due anyway, makes threads that wait try again.
+  ///
+  /// written  by the training so far: what is unread may be as much as before because more was written
+  void drop_if_stalled(const std::string& written) {
     pollfd entry{fd_, POLLOUT, 0};
     int unread = kNone;
-    if (::poll(&entry, 1, 0) == 0) ::ioctl(fd_, FIONREAD, &unread);
-    if (const int before = std::exchange(unread_, unread); unread == kNone || unread != before) return;
+    // Of a socket, FIONREAD would count what this process has not read.
+    if (::poll(&entry, 1, 0) == 0 && ::ioctl(fd_, TIOCOUTQ, &unread) != 0) ::ioctl(fd_, FIONREAD, &unread);
+    const bool is_read = unread != std::exchange(unread_, unread) || written != written_;
+    written_ = written;
+    if (unread == kNone || is_read) return;
     const UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
     if (!nowhere || ::dup2(nowhere.get(), fd_) < 0) return;
-    ::pthread_kill(writer, SIGUSR1);
+    std::error_code error;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", error))
+      ::tgkill(::getpid(), std::stoi(thread.path().filename()), SIGUSR1);
   }
 
  private:
   static constexpr int kNone = -1;
   int fd_, unread_ = kNone;  // bytes
+  std::string written_;
 };
 
 /// take_effect  lets a signal do what it would do without us
-void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& group, pthread_t training,
+void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& group, pid_t training,
            const std::function<void(int)>& take_effect) {
+  const auto io = "/proc/self/task/" + std::to_string(training) + "/io";
   std::int64_t since = 0;  // when the signal was seen
   std::int64_t next_look = 0;
   OutputReader readers[] = {OutputReader(STDOUT_FILENO), OutputReader(STDERR_FILENO)};
@@ -109,7 +119,7 @@ void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& grou
     if (since == 0) since = now_ms();
     if (now_ms() >= next_look) {
       next_look = now_ms() + kReaderPatienceMs;
-      for (OutputReader& reader : readers) reader.drop_if_stalled(training);
+      for (OutputReader& reader : readers) reader.drop_if_stalled(read_or_empty(io));
     }
     const auto left = std::max(last_progress_ms + patience_ms(), since + kPatienceMs) - now_ms();
     const bool broken = ddp::collective_failed() || group.has_lost_a_rank();
@@ -161,7 +171,7 @@ StopSignals::StopSignals(const ddp::ProcessGroup& group) : event_(::eventfd(0, E
   ::sigaction(SIGINT, nullptr, &int_);
   if (int_.sa_handler != SIG_IGN)
     ::sigaction(SIGINT, &action, nullptr);  // a shell's background job ignores it
-  watch_ = std::jthread([this, &group, training = ::pthread_self()](const std::stop_token& stop) {
+  watch_ = std::jthread([this, &group, training = ::gettid()](const std::stop_token& stop) {
     watch(stop, event_.get(), group, training, [this](int signal) {
       ::sigaction(signal, signal == SIGINT ? &int_ : &term_, nullptr);
       ::kill(::getpid(), signal);

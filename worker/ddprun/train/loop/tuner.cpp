@@ -22,6 +22,7 @@
 #include <ddprun/report/charts.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/record/model_summary.h>
 #include <ddprun/train/record/rank_resources.h>
 
 namespace ddprun::train {
@@ -54,6 +55,11 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
 }
 
 std::string short_number(double value) { return formatted("%.3g", value); }
+
+/// "0.25", "97.5", "1,840": three digits, and all before the point.
+std::string rounded(double value) {
+  return value < 1000 ? short_number(value) : with_commas(std::llround(value));
+}
 
 /// Into --out, or the working directory; there is no run.
 void draw(const Run& run, const std::string& name, const report::LineChart& chart) {
@@ -183,8 +189,8 @@ std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
     why = "batches of " + std::to_string(in_force.batch_size) + " do not fit in memory";
     if (!speed) break;
     largest = in_force.batch_size;
-    log_info("batches of " + std::to_string(largest) + ": " + short_number(*speed) + " samples/s, " +
-             short_number(after) + " MiB");
+    log_info("batches of " + std::to_string(largest) + ": " + rounded(*speed) + " samples/s, " +
+             rounded(after) + " MiB");
     speeds.x.push_back(static_cast<double>(largest));
     speeds.y.push_back(*speed);
     why = "the next would take more than the free memory";

@@ -69,7 +69,7 @@ struct CheckpointOptions {
 
 /// A command that may follow a run, for the end of its log.
 struct NextCommand {
-  std::string label;               ///< "continue"
+  std::string label;               ///< "continue", "continue on all 2 ranks"
   std::vector<std::string> words;  ///< quoted for a shell
   bool resumes = false;            ///< it continues the run: the run's limits are added, as --epochs 6
 };

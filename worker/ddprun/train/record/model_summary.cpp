@@ -108,14 +108,14 @@ std::string text_of(const Shape& shape) {
   return shape.empty() ? "-" : "[" + text + "]";
 }
 
+}  // namespace
+
 std::string with_commas(std::int64_t number) {
   auto text = std::to_string(number);
   for (auto i = static_cast<std::ptrdiff_t>(text.size()) - 3; i > 0; i -= 3)
     text.insert(static_cast<std::size_t>(i), ",");
   return text;
 }
-
-}  // namespace
 
 std::vector<LayerSummary> summarize(const Task& task, bool sync_batch_norm) {
   auto& module = *task.module;

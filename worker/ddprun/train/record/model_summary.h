@@ -24,6 +24,9 @@ struct LayerSummary {
 /// sync_batch_norm  whether a ddp::SyncBatchNorm will work as one, not as a BatchNorm
 std::vector<LayerSummary> summarize(const Task& task, bool sync_batch_norm = false);
 
+/// "1,199,882", of a number from 0.
+std::string with_commas(std::int64_t number);
+
 /// As a table with its totals.
 std::string to_text(const std::vector<LayerSummary>& layers);
 

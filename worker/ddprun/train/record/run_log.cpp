@@ -100,7 +100,9 @@ NextCommand with_limits(NextCommand command, const TrainerOptions& options, cons
   const auto add = [&](const std::string& flag, double limit, double done) {
     if (limit <= 0) return;
     while (limit <= done) limit *= 2;
-    command.words.insert(command.words.end(), {flag, formatted("%.17g", limit)});
+    const bool is_whole = limit == std::floor(limit);
+    command.words.insert(command.words.end(),
+                         {flag, is_whole ? formatted("%.0f", limit) : shortest_text(limit)});
   };
   const bool time_is_up = reached.stop_reason == kTimeIsUp;
   const auto patience = static_cast<double>(options.checkpoint.patience);
@@ -374,10 +376,10 @@ void RunLog::terminate(const fs::path& checkpoint) {
   record_->flush();
   std::error_code error;
   if (!fs::exists(checkpoint, error)) return print("terminated, without a checkpoint to continue from");
-  NextCommand again = {"", {"--resume", run_.options.out.string()}};
+  NextCommand again = {"continue", {"--resume", run_.options.out.string()}};
   for (const auto& command : run_.options.next_commands)
     if (command.resumes) again = command;
-  std::string line = "terminated; continue with";
+  std::string line = "terminated; " + again.label + " with";
   for (const auto& word : with_limits(again, run_.options, {}).words) line += " " + word;
   print(line);
 }

@@ -215,6 +215,9 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool
     loaded.best_score_.reset();
     if (reader.has("best_model_score"))
       loaded.best_score_ = static_cast<float>(reader.number("best_model_score"));
+    loaded.current_score_.reset();
+    if (reader.has("current_score"))
+      loaded.current_score_ = static_cast<float>(reader.number("current_score"));
     loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
     loaded.kth_best_path_ = here(reader.text("kth_best_model_path"));
   }

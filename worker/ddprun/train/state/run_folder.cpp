@@ -331,6 +331,7 @@ void RunFolder::claim(const fs::path& file) {
 }
 
 std::vector<fs::path> RunFolder::begin_shards(const fs::path& checkpoint, std::int64_t step) {
+  check_checkpoints_are_ours(checkpoint);
   const std::lock_guard lock(mutex_);
   const auto in = checkpoint.parent_path();
   std::vector<fs::path> paths = {in / (checkpoint.stem().string() + "-step=" + std::to_string(step) + "-" +
@@ -367,15 +368,18 @@ void RunFolder::check_still_here() const {
 }
 
 /// The folder may be another one than before: ours moved to a larger disk, with a link to it, or another
-/// run's.
-void RunFolder::check_checkpoints_are_ours() {
+/// run's, which has a state under a name of ours.
+///
+/// next  the state to be written
+void RunFolder::check_checkpoints_are_ours(const fs::path& next) {
   const auto now = place_of(checkpoints());
   {
     const std::lock_guard lock(mutex_);
     if (now == checkpoints_place_) return;
   }
   for (const auto& state : state_files(*this))  // which locks it, too
-    if (state.problem.empty() && state.identity.run != identity().run)
+    if (state.problem.empty() && state.identity.run != identity().run &&
+        (branch_of(state.path) > 0 || name_of(state.path) == name_of(next)))
       throw IoError(checkpoints(),
                     "holds another run's checkpoints, which were put there while this one trained");
   const std::lock_guard lock(mutex_);
@@ -384,7 +388,7 @@ void RunFolder::check_checkpoints_are_ours() {
 
 void RunFolder::make_way(const fs::path& checkpoint) {
   check_still_here();
-  check_checkpoints_are_ours();
+  check_checkpoints_are_ours(checkpoint);
   const std::lock_guard lock(mutex_);
   if (is_of_this_branch(checkpoint)) return;
   writing_ = name_of(checkpoint);

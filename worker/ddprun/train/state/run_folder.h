@@ -105,7 +105,7 @@ class RunFolder {
  private:
   std::string name_of(const std::filesystem::path& file) const;
   void check_still_here() const;
-  void check_checkpoints_are_ours();
+  void check_checkpoints_are_ours(const std::filesystem::path& next);
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
   void begin_branch(std::int64_t branch);
