@@ -463,7 +463,8 @@ def run(
             if state._rounds is not None:
                 raise RuntimeError("elastic: a second run() of this State while the first one runs")
             if dist.is_initialized():
-                raise RuntimeError("elastic: torch.distributed is initialized already: elastic.run() does that in each round")
+                raise RuntimeError("elastic: torch.distributed is initialized already: remove your call of init_process_group, "
+                                   "elastic.run() makes it in each round")
             frozen, rounds = gc.get_freeze_count() > 0, None
             if not frozen:
                 gc.collect()  # or garbage would be kept, too
