@@ -66,6 +66,7 @@ class NodeLink {
     std::string finder;  ///< whom find asks, for messages
     /// What to tell the coordinator about this node's workers now and then, if it wants to know.
     std::function<std::vector<Summary>()> summaries;
+    std::function<void(const DrainAnswer&)> answered;  ///< called with each answer to a Drain
   };
 
   /// Starts to connect, and retries until the timeout.

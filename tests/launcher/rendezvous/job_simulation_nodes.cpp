@@ -38,7 +38,7 @@ void JobSimulation::disturb() {
     return;
   }
   const Id id = random_node();
-  switch (id == 0 ? 9 : below(5)) {
+  switch (id == 0 ? 9 : below(7)) {
     case 0:
       return hang_up(id);
     case 1:  // both sides notice, this one by itself
@@ -53,6 +53,10 @@ void JobSimulation::disturb() {
     case 3:
     case 4:
       return talk_nonsense(id);
+    case 5:
+    case 6:
+      note(id, "is to be drained");
+      return say(random_node(), Drain{1, nodes_.at(id).join.id});
     default:  // a connection that never joined
       const Id stranger = next_id_++;
       NodeMessage message = random_message();
@@ -75,6 +79,7 @@ void JobSimulation::add_node(std::optional<int> node_rank) {
   Node& node = nodes_[id];
   Join& join = node.join;
   join.node = names.at(below(5));
+  join.id = "node of number " + std::to_string(id) + ".";
   join.node_rank = node_rank;
   join.min_nodes = settings_.min_nodes + (chance(2) ? 1 : 0);
   join.max_nodes = settings_.max_nodes;
@@ -157,6 +162,13 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
+  } else if (const auto* drained = std::get_if<Drained>(&message)) {
+    const int round = drained->round;
+    after(up_to(60), [this, id, round] {
+      nodes_.at(id).running.reset();
+      say(id, Ended{round, {}, /*drained=*/true});
+      after(up_to(20), [this, id] { hang_up(id); });
+    });
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
     const auto* end = std::get_if<End>(&message);
     if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded)
