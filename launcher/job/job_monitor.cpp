@@ -201,7 +201,7 @@ asio::awaitable<json> JobMonitor::drain(std::string node) {
   if (node_.empty()) co_return json{{"refused", "the job has no other node that could go on"}};
   const Drain wish{++drain_requests_, std::move(node)};
   if (!ask_to_drain_ || !ask_to_drain_(wish))
-    co_return json{{"refused", "this node has no connection to the job's coordinator now; try again"}};
+    co_return json{{"refused", "this node has no connection to the job's coordinator, or the job is ending"}};
   Timer timer(co_await asio::this_coro::executor);
   const auto until = JobEvents::Clock::now() + kDrainPatience;
   while (!answers_.contains(wish.request)) {

@@ -144,7 +144,7 @@ class NodeSupervisor : public Supervisor {
     settings.answered = [&monitor = *job_.monitor](const DrainAnswer& answer) { monitor.take(answer); };
     // This supervisor may be gone by then.
     job_.monitor->on_drain([&links = connections_.links](const Drain& drain) {
-      const bool asks = links.back().has_joined() && !links.back().finished();
+      const bool asks = links.back().can_ask();
       if (asks) links.back().send(drain);
       return asks;
     });

@@ -37,7 +37,6 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
     if (found == nodes_.end() && gone_.count(id) == 0 && !hands_over_at_) join(id, *wish, address, now);
   } else if (found != nodes_.end() && ended_) {
     if (std::holds_alternative<Ended>(message)) found->second.has_ended = true;
-    if (const auto* node = std::get_if<Drain>(&message)) drain(id, *node, now);
   } else if (found != nodes_.end()) {
     found->second.missed_beats = 0;
     handle(id, found->second, message, now);

@@ -43,7 +43,6 @@ std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wa
 
 /// Why nothing happens; empty: the node can leave.
 std::string Coordinator::drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const {
-  if (ended_) return "the job is ending";
   if (hands_over_at_)
     return "the coordinator's node is leaving the job; try again when another has its place";
   if (found.empty())
@@ -94,7 +93,7 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
     abandon_round(now);
     return name + " leaves the job before its next round";
   }
-  if (take_spare(id, node.join, draining_->reason)) return in_place_ + ", and the other workers go on";
+  if (take_spare(id, node.join, draining_->reason)) return in_place_ + ", and the other workers go on if their program can";
   const Node* next = nullptr;
   for (const auto& [other, each] : nodes_)
     if (each.state == State::kReady && (next == nullptr || each.order < next->order)) next = &each;
