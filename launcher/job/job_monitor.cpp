@@ -28,7 +28,7 @@ using json = nlohmann::ordered_json;
 
 constexpr std::size_t kJobNameSize = 8;
 constexpr std::size_t kMostStackBytes = 1 << 18;  // per rank
-constexpr std::chrono::milliseconds kStackLook{50}, kDrainLook{20};
+constexpr std::chrono::milliseconds kStackLook{50};
 constexpr std::chrono::seconds kDrainPatience{5};
 constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
 constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
@@ -202,18 +202,19 @@ asio::awaitable<json> JobMonitor::drain(std::string node) {
   const Drain wish{++drain_requests_, std::move(node)};
   if (!ask_to_drain_ || !ask_to_drain_(wish))
     co_return json{{"refused", "this node has no connection to the job's coordinator, or the job is ending"}};
-  Timer timer(co_await asio::this_coro::executor);
-  const auto until = JobEvents::Clock::now() + kDrainPatience;
-  while (!answers_.contains(wish.request)) {
-    if (JobEvents::Clock::now() >= until)
-      co_return json{
-          {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
-    timer.expires_after(kDrainLook);
-    boost::system::error_code ignored;
-    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  }
-  const DrainAnswer answer = answers_.extract(wish.request).mapped();
-  co_return json{{answer.accepted ? "drains" : "refused", answer.text}};
+  Timer timer(co_await asio::this_coro::executor, kDrainPatience);
+  std::optional<DrainAnswer> answer;
+  // At once, as the asked node may be the one that leaves.
+  answered_[wish.request] = [&](const DrainAnswer& given) {
+    answer = given;
+    timer.cancel();
+  };
+  boost::system::error_code ignored;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  answered_.erase(wish.request);
+  if (!answer)
+    co_return json{{"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
+  co_return json{{answer->accepted ? "drains" : "refused", answer->text}};
 }
 
 void JobMonitor::note_drain(const std::string& node, const std::string& text) {

@@ -69,7 +69,9 @@ class JobMonitor {
   void take(const std::string& node, const Summary& summary);
   /// Who asks the coordinator. It returns false if that cannot be asked now.
   void on_drain(std::function<bool(const Drain&)> ask) { ask_to_drain_ = std::move(ask); }
-  void take(const DrainAnswer& answer) { answers_[answer.request] = answer; }
+  void take(const DrainAnswer& answer) {
+    if (const auto asker = answered_.find(answer.request); asker != answered_.end()) asker->second(answer);
+  }
   void note_drain(const std::string& node, const std::string& text);  ///< of another node
   void set_leaving() { leaving_ = true; }                             ///< this node is drained
   /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
@@ -91,7 +93,7 @@ class JobMonitor {
   bool asked_to_stop_ = false, leaving_ = false;
   std::function<bool(const Drain&)> ask_to_drain_;
   int drain_requests_ = 0;
-  std::map<int, DrainAnswer> answers_;
+  std::map<int, std::function<void(const DrainAnswer&)>> answered_;  ///< by request, while somebody waits
   std::map<std::string, std::string> drained_;  ///< nodes, and what became of their ranks
   std::map<int, GpuUse> gpus_;
   std::future<std::map<int, GpuUse>> reading_gpus_;
