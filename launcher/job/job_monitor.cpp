@@ -213,7 +213,8 @@ asio::awaitable<json> JobMonitor::drain(std::string node) {
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   answered_.erase(wish.request);
   if (!answer)
-    co_return json{{"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
+    co_return json{
+        {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
   co_return json{{answer->accepted ? "drains" : "refused", answer->text}};
 }
 

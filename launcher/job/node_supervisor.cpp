@@ -338,7 +338,9 @@ class NodeSupervisor : public Supervisor {
       const auto* message = std::get_if<CoordinatorMessage>(&*news);
       if (message == nullptr) continue;
       if (const auto* end = std::get_if<End>(message)) return result_of(*end);
-      if (const auto* drained = std::get_if<Drained>(message)) return result_of(*drained);
+      const auto* drained = std::get_if<Drained>(message);
+      if (drained != nullptr && !job_.monitor->asked_to_stop())
+        return result_of(*drained);  // that ends the job
     }
     leave(signal);
     record_.outcome = SignalReceived{signal};

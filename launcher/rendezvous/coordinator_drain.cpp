@@ -93,7 +93,8 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
     abandon_round(now);
     return name + " leaves the job before its next round";
   }
-  if (take_spare(id, node.join, draining_->reason)) return in_place_ + ", and the other workers go on if their program can";
+  if (take_spare(id, node.join, draining_->reason))
+    return in_place_ + ", and the other workers go on if their program can";
   const Node* next = nullptr;
   for (const auto& [other, each] : nodes_)
     if (each.state == State::kReady && (next == nullptr || each.order < next->order)) next = &each;

@@ -111,6 +111,6 @@ int main(int argc, char** argv) {
     std::printf("%u trainings, %lld steps, %lld recoveries, %lld steps computed again: all promises kept\n",
                 count, completed, rounds, repeated);
   else
-    std::printf("%u jobs, %lld rounds, %lld of them in place, %lld drains: all promises kept\n", count, rounds,
-                in_place, drains);
+    std::printf("%u jobs, %lld rounds, %lld of them in place, %lld drains: all promises kept\n", count,
+                rounds, in_place, drains);
 }

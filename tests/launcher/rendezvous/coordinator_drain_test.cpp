@@ -57,9 +57,9 @@ TEST_CASE("a spare takes a drained node's ranks in place, and it leaves once tha
   const std::string name = first ? "a (10.0.0.1)" : "b (10.0.0.2)";
   const auto answer = drain(rig, first ? "0" : "b", spare);
   CHECK(answer.accepted);
-  CHECK(answer.text ==
-        "node " + name + " is drained; node c (10.0.0.3) takes its ranks, and the other workers go on if "
-        "their program can");
+  CHECK(answer.text == "node " + name +
+                           " is drained; node c (10.0.0.3) takes its ranks, and the other workers go on if "
+                           "their program can");
   rig.obey();
   CHECK(rig.last<Start>(spare).in_place);
   CHECK(rig.last<Start>(spare).group_rank == (first ? 0 : 1));
@@ -112,7 +112,8 @@ TEST_CASE("what cannot be drained is refused in one line, and nothing changes", 
   }
   SECTION("too few would be left") {
     TwoNodes rig(GENERATE(0, 3));
-    refused(rig, "b", "without node b (10.0.0.2) the job would have 1 of at least 2 nodes, and there is no spare");
+    refused(rig, "b",
+            "without node b (10.0.0.2) the job would have 1 of at least 2 nodes, and there is no spare");
     rig.say(rig.a, Succeeded{0});
     rig.say(rig.b, Succeeded{0});
     CHECK(rig.ended()->exit_code == 0);
@@ -127,8 +128,9 @@ TEST_CASE("what cannot be drained is refused in one line, and nothing changes", 
     rig.join(own);
     rig.join("b");
     rig.obey();
-    refused(rig, "a", std::string("node a (10.0.0.1) has the coordinator and cannot be drained: ") +
-                          (settings.has_successors ? "send SIGTERM to its ddprun" : "end the job with ddpctl stop"));
+    refused(rig, "a",
+            std::string("node a (10.0.0.1) has the coordinator and cannot be drained: ") +
+                (settings.has_successors ? "send SIGTERM to its ddprun" : "end the job with ddpctl stop"));
   }
   SECTION("two nodes of one name") {
     CoordinatorRig rig(job(1, 2));
@@ -182,7 +184,8 @@ TEST_CASE("one node is drained at a time", "[drain]") {
   CHECK_FALSE(rig.ended());
 }
 
-TEST_CASE("a spare that is lost as it takes over is replaced, by the drained node itself if need be", "[drain]") {
+TEST_CASE("a spare that is lost as it takes over is replaced, by the drained node itself if need be",
+          "[drain]") {
   const int spares = GENERATE(1, 2);
   const bool begun = GENERATE(false, true);
   TwoNodes rig(with_spare(true, spares));
@@ -198,7 +201,8 @@ TEST_CASE("a spare that is lost as it takes over is replaced, by the drained nod
   CHECK(start.number == 2);
   CHECK(start.restarts_used == 0);
   if (spares == 1)
-    CHECK(start.reason == "node c (10.0.0.3) was lost: the connection ended; node b (10.0.0.2) keeps its ranks");
+    CHECK(start.reason ==
+          "node c (10.0.0.3) was lost: the connection ended; node b (10.0.0.2) keeps its ranks");
   CHECK(rig.count<Stop>(rig.a) == 0);
   CHECK(rig.count<Drained>(rig.b) == 0);
   rig.say(next, rig.beat_of(next));
@@ -224,7 +228,8 @@ TEST_CASE("a node is drained while a rank is being replaced", "[drain]") {
   TwoNodes rig(settings);
   const auto spare = rig.join("c");
   const auto loser = GENERATE(1U, 2U);
-  rig.say(loser, Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
+  rig.say(loser,
+          Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
   CHECK(drain(rig, "b").accepted);
   rig.obey();
   CHECK(rig.last<Start>(rig.a).number == 2);
@@ -244,7 +249,8 @@ TEST_CASE("a node is drained in the middle of a restart", "[drain]") {
   CoordinatorRig rig(settings);
   const auto ids = rig.form({"a", "b", "c"});
   rig.say(1, failed(7));
-  const int when = GENERATE(0, 1, 2, 3);  // before it has ended its workers, after it, in the pause, in the lead
+  const int when =
+      GENERATE(0, 1, 2, 3);  // before it has ended its workers, after it, in the pause, in the lead
   if (when == 1) rig.say(2, Ended{0});
   if (when >= 2) rig.obey();
   if (when == 3) rig.pass(3s);

@@ -60,7 +60,8 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   // Only now: a signal may end the job for all, him who left included.
   if (said<Leave>(cause) && nodes_.count(id) > 0) nodes_[id].standing = Standing::kGone;
   const auto* over = said<Ended>(cause);
-  if (over && over->drained && nodes_.count(id) > 0 && nodes_[id].leaving) nodes_[id].standing = Standing::kGone;
+  if (over && over->drained && nodes_.count(id) > 0 && nodes_[id].leaving)
+    nodes_[id].standing = Standing::kGone;
 }
 
 void JobOracle::note_input(Id id, const Cause& cause) {

@@ -43,7 +43,7 @@ class JobOracle {
     std::size_t order = 0;
     std::optional<int> open_round;  ///< that it was started in and has not ended
     int stopped_round = -1;
-    bool ran = false;  ///< its workers
+    bool ran = false;                    ///< its workers
     bool leaving = false, told = false;  ///< to be drained; and knows it
   };
 
