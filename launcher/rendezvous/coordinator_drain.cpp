@@ -100,8 +100,9 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
     if (each.state == State::kReady && (next == nullptr || each.order < next->order)) next = &each;
   stop_round(draining_->reason, std::chrono::milliseconds(0));
   return name + " is drained; all workers save and restart " +
-         (next == nullptr ? "on " + std::to_string(staying()) + " nodes without it"
-                          : "with node " + describe_node(next->join, next->address) + " in its place");
+         (next == nullptr
+              ? "without it, on " + std::to_string(staying()) + (staying() == 1 ? " node" : " nodes")
+              : "with node " + describe_node(next->join, next->address) + " in its place");
 }
 
 void Coordinator::tell_drained(bool replaced) {

@@ -87,7 +87,7 @@ TEST_CASE("without a round in place all workers save, and the next round is with
   const auto other = spare ? rig.join("c") : rig.a;
   const auto answer = drain(rig, "b");
   CHECK(answer.text == std::string("node b (10.0.0.2) is drained; all workers save and restart ") +
-                           (spare ? "with node c (10.0.0.3) in its place" : "on 1 nodes without it"));
+                           (spare ? "with node c (10.0.0.3) in its place" : "without it, on 1 node"));
   CHECK_FALSE(rig.last<Drained>(rig.b).replaced);
   CHECK(rig.count<Stop>(rig.b) == 0);
   rig.obey();

@@ -61,6 +61,7 @@ class JobSimulation {
   CoordinatorSettings random_settings();
   void plan();
   void disturb();
+  void drain();
   void add_node(std::optional<int> node_rank);
   void talk_nonsense(Id id);
   NodeMessage random_message();

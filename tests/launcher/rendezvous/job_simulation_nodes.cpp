@@ -25,6 +25,8 @@ void JobSimulation::plan() {
   const auto time = std::chrono::duration_cast<Milliseconds>(calm_ - now_).count();
   for (unsigned i = 0; i < disturbances; ++i)
     after(up_to(static_cast<unsigned>(time)), [this] { disturb(); });
+  for (unsigned drains = below(4); drains > 0; --drains)
+    after(up_to(static_cast<unsigned>(time)), [this] { drain(); });
 }
 
 void JobSimulation::disturb() {
@@ -38,7 +40,7 @@ void JobSimulation::disturb() {
     return;
   }
   const Id id = random_node();
-  switch (id == 0 ? 9 : below(7)) {
+  switch (id == 0 ? 9 : below(5)) {
     case 0:
       return hang_up(id);
     case 1:  // both sides notice, this one by itself
@@ -53,10 +55,6 @@ void JobSimulation::disturb() {
     case 3:
     case 4:
       return talk_nonsense(id);
-    case 5:
-    case 6:
-      note(id, "is to be drained");
-      return say(random_node(), Drain{1, nodes_.at(id).join.id});
     default:  // a connection that never joined
       const Id stranger = next_id_++;
       NodeMessage message = random_message();
@@ -64,6 +62,14 @@ void JobSimulation::disturb() {
       coordinator_.receive(stranger, message, "", now_);
       coordinate(stranger, message);
   }
+}
+
+/// Somebody asks for it, on any node.
+void JobSimulation::drain() {
+  const Id id = random_node();
+  if (id == 0) return;
+  note(id, "is to be drained");
+  say(random_node(), Drain{1, nodes_.at(id).join.id});
 }
 
 JobSimulation::Id JobSimulation::random_node() {
