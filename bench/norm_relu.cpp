@@ -36,7 +36,8 @@ void measure(std::int64_t channels, std::int64_t side, bool adds) {
     const double begin = cpu_ms();
     torch::Tensor result;
     if (run % 2 == 1) {
-      result = norm->forward_relu(input, adds ? shortcut : torch::Tensor());
+      const auto added = [&] { return shortcut; };
+      result = adds ? norm->forward_relu(input, added) : norm->forward_relu(input);
     } else {
       result = norm->forward(input);
       if (adds) result += shortcut;

@@ -127,11 +127,14 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
 }
 
 bool is_device_or_pipe(const std::filesystem::path& path) {
+  constexpr int kLinks = 40;  // as many as the kernel follows
   std::error_code error;
-  const auto where =
-      std::filesystem::canonical(path.has_parent_path() ? path.parent_path() : ".", error).native();
-  const auto link = std::filesystem::read_symlink(path, error).native();
-  if (where.starts_with("/proc/") || link.starts_with("/proc/")) return true;  // an open one: /dev/stdout
+  auto at = path;
+  for (int i = 0; i < kLinks && !error; ++i) {
+    const auto folder = std::filesystem::canonical(at.has_parent_path() ? at.parent_path() : ".", error);
+    if (folder.native().starts_with("/proc/")) return true;  // an open one: /dev/stdout
+    if (!error) at = folder / std::filesystem::read_symlink(folder / at.filename(), error);
+  }
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
 }

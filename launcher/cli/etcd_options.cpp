@@ -20,7 +20,6 @@ namespace {
 using settings::Setting;
 
 constexpr int kEtcdPort = 2379;
-constexpr std::size_t kMostFileBytes = std::size_t{1} << 20;
 
 /// One endpoint, with its scheme if it has one.
 struct EtcdAddress {
@@ -58,7 +57,7 @@ std::string file_of(const settings::Values& values, const std::string& by_key, c
                     const EnvLookup& environment, const char* variable) {
   const std::string path = by_key.empty() ? environment(variable).value_or("") : by_key;
   const std::string source = by_key.empty() ? variable : values.source("rdzv-conf") + ": " + key;
-  if (!path.empty()) for_flag(source, [&] { return read_file(std::filesystem::path(path), kMostFileBytes); });
+  if (!path.empty()) for_flag(source, [&] { return open_regular_file(path); });
   return path;
 }
 
@@ -92,15 +91,16 @@ void read_etcd(const settings::Values& values, const EnvLookup& environment, con
   if (!conf.prefix.empty()) etcd.prefix = conf.prefix;
   while (etcd.prefix.ends_with('/')) etcd.prefix.pop_back();
 
-  const TlsFiles files{file_of(values, conf.files.authorities, "cacert", environment, "ETCDCTL_CACERT"),
-                       file_of(values, conf.files.certificate, "cert", environment, "ETCDCTL_CERT"),
-                       file_of(values, conf.files.key, "key", environment, "ETCDCTL_KEY")};
   const std::string& scheme = addresses.front().scheme;
   if (!scheme.empty() && !conf.protocol.empty() && scheme != conf.protocol)
     values.reject("rdzv-conf", "protocol=" + scheme + " as in --rdzv-endpoint, or none");
   const std::string protocol = scheme.empty() ? conf.protocol : scheme;
-  const bool has_files = !files.authorities.empty() || !files.certificate.empty();
-  if (protocol == "https" || (protocol.empty() && has_files)) etcd.tls = files;
+  if (protocol != "http") {
+    const TlsFiles files{file_of(values, conf.files.authorities, "cacert", environment, "ETCDCTL_CACERT"),
+                         file_of(values, conf.files.certificate, "cert", environment, "ETCDCTL_CERT"),
+                         file_of(values, conf.files.key, "key", environment, "ETCDCTL_KEY")};
+    if (protocol == "https" || !files.authorities.empty() || !files.certificate.empty()) etcd.tls = files;
+  }
 
   const std::string user = environment("ETCDCTL_USER").value_or("");
   const auto colon = user.find(':');  // as etcdctl reads it

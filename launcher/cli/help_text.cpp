@@ -71,8 +71,9 @@ Where they run
                            it has one
 
 Output
-  --prefix, --no-prefix    begin lines with role and local rank, as in
+  --prefix                 begin lines with role and local rank, as in
                            [default0]: [if several share a terminal]
+  --no-prefix              leave lines as they are
   --log-line-prefix-template TEXT
                            a prefix such as '${hostname}:${rank}: '
   --timestamp              begin lines with the time

@@ -36,11 +36,13 @@ void set_patience(int fd, std::chrono::seconds patience) {
   ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-/// Of a socket that nobody listens on yet: its ddprun was killed at the start.
-bool is_old(const std::filesystem::path& path) {
-  struct stat info {};
-  constexpr std::time_t kMinute = 60;
-  return ::stat(path.c_str(), &info) == 0 && std::time(nullptr) - info.st_mtime > kMinute;
+/// Another program of this user's may listen there.
+bool is_status(const json& answer) {
+  const auto is = [&](const char* name, bool (json::*type)() const) {
+    return answer.contains(name) && (answer[name].*type)();
+  };
+  return is("job", &json::is_string) && is("run_id", &json::is_string) && is("pid", &json::is_number) &&
+         is("start", &json::is_string);
 }
 
 bool is_meant(const json& view, const std::string& wanted) {
@@ -217,7 +219,8 @@ json JobConnection::ask(const json& request, std::chrono::seconds patience) {
   const auto reply = json::parse(received_.substr(0, end), nullptr, /*allow_exceptions=*/false);
   received_.erase(0, end + 1);
   if (!reply.is_object()) throw IoError(path_, "the answer is not JSON");
-  if (reply.contains("error")) throw IoError(path_, printable(reply["error"].get<std::string>()));
+  if (const auto error = reply.find("error"); error != reply.end())
+    throw IoError(path_, printable(error->is_string() ? error->get<std::string>() : error->dump()));
   return reply;
 }
 
@@ -226,12 +229,12 @@ std::vector<JobConnection> find_jobs() {
   const auto folder = control_folder();
   if (!is_private_folder(folder)) return jobs;
   for (const auto& entry : folder_entries(folder)) {
-    if (entry.extension() == ".new" && is_old(entry)) ::unlink(entry.c_str());
-    if (entry.extension() != ".sock") continue;
+    if (entry.extension() == ".new") remove_if_dead(entry);
+    if (!is_job_socket(entry)) continue;
     try {
       JobConnection job(entry);
       job.view_ = job.ask({{"ask", "status"}}, kFirstAnswer);
-      jobs.push_back(std::move(job));
+      if (is_status(job.view_)) jobs.push_back(std::move(job));
     } catch (const IoError& error) {  // the job has ended or is about to, or ddprun is stopped
       if (error.error_number == ECONNREFUSED) remove_if_dead(entry);
       if (error.error_number == ETIMEDOUT) log_warning(error.what());
@@ -344,6 +347,7 @@ int run_command(const CtlOptions& options) {
     if (const auto where = elsewhere(job.view(), options.rank.value_or(-1)); options.rank && !where.empty())
       throw UsageError("--rank: " + where);
     print(stacks_text(job, options.rank));
+    if (const auto others = other_nodes(job.view()); !options.rank && !others.empty()) print(others + "\n");
     return 0;
   }
   if (options.command == "drain") {

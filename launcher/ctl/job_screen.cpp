@@ -334,6 +334,17 @@ std::string elsewhere(const json& view, int rank) {
          ", which has the coordinator, shows its node";
 }
 
+std::string other_nodes(const json& view) {
+  if (view.value("nodes", 1) < 2) return "";
+  std::vector<std::string> names;
+  for (const json& each : view.value("other_ranks", json::array()))
+    if (std::ranges::find(names, words(each, "node")) == names.end()) names.push_back(words(each, "node"));
+  constexpr std::size_t kMost = 4;
+  if (names.size() > kMost) names.resize(kMost), names.push_back("...");
+  if (names.empty()) return "other ranks run on other nodes: run ddpctl there";
+  return "the other ranks run on node " + joined(names, ", ") + ": run ddpctl there";
+}
+
 std::vector<std::string> job_list(const std::vector<json>& views) {
   std::size_t widest = 0;  // width of the longest node name
   for (const json& view : views) widest = std::max(widest, words(view, "node_name").size());

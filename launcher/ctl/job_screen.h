@@ -41,6 +41,8 @@ struct JobScreen {
 };
 JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width);
 
+/// Where the ranks of other ddpruns are, in a line; empty: there are none.
+std::string other_nodes(const nlohmann::ordered_json& view);
 /// Where to ask for the output and stacks of a rank of another ddprun, in words; empty: it is ours.
 std::string elsewhere(const nlohmann::ordered_json& view, int rank);
 

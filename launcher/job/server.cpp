@@ -298,15 +298,22 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobM
   asio::co_spawn(io, serve<stream_protocol>(std::move(acceptor), kMaxAskers, answer), asio::detached);
 }
 
+bool is_job_socket(const std::filesystem::path& path) {
+  const std::string name = path.filename();
+  return name.size() == 8 + 5 && name.ends_with(".sock") && name.find_first_not_of("0123456789abcdef") == 8;
+}
+
 void remove_if_dead(const std::filesystem::path& socket) {
+  constexpr std::time_t kMinute = 60;  // whose ddprun was killed before it listened, or is about to
   struct stat info {};
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string name = socket.filename(), path = socket;
-  const bool is_job =
-      name.size() == 8 + 5 && name.ends_with(".sock") && name.find_first_not_of("0123456789abcdef") == 8;
-  if (!is_job || path.size() >= sizeof address.sun_path || ::lstat(path.c_str(), &info) != 0 ||
-      !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid())
+  const std::string path = socket;
+  const bool unready = socket.extension() == ".new";
+  if (!is_job_socket(unready ? std::filesystem::path(socket).replace_extension(".sock") : socket) ||
+      path.size() >= sizeof address.sun_path || ::lstat(path.c_str(), &info) != 0 ||
+      !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid() ||
+      (unready && std::time(nullptr) - info.st_mtime <= kMinute))
     return;
   path.copy(address.sun_path, path.size());
   const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));

@@ -36,6 +36,8 @@ class ControlSocket {
   UniqueFd in_use_;             ///< the folder, locked so that systemd-tmpfiles leaves it alone
 };
 
+/// Whether a file of control_folder() has the name of a job's socket.
+bool is_job_socket(const std::filesystem::path& path);
 /// Removes a socket that a job made in control_folder() if its ddprun was killed: nobody listens there.
 void remove_if_dead(const std::filesystem::path& socket);
 /// All of them. What cannot be looked at stays.

@@ -277,14 +277,22 @@ asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> w
   co_return co_await std::move(work);
 }
 
+/// What jobs left that were killed.
+asio::awaitable<void> tidy_up(const Job& job) try {
+  const std::function<void()> work = [] {
+    remove_leftovers(temp_folder());
+    remove_dead_sockets();
+  };
+  const std::function<bool()> give_up = [&job] { return job.events.end_signals() >= 2; };
+  co_await run_aside(work, LoopClock::now() + kPatienceAtEnd, &give_up);
+} catch (const std::exception& error) {
+  log_warning(error.what());
+}
+
 /// Ends with the job, once all that workers wrote and the last report are written: a second signal ends the
 /// wait.
 asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> work) {
   constexpr std::chrono::milliseconds kLook{100};
-  asio::post(job.io, [] {  // once the loop waits: the workers run
-    remove_leftovers(temp_folder());
-    remove_dead_sockets();
-  });
   RunResult result;
   std::exception_ptr thrown;
   try {
@@ -294,6 +302,7 @@ asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> 
   }
   while (job.events.end_signals() < 2)
     if (co_await job.outputs.console().drain(LoopClock::now() + kLook)) break;
+  co_await tidy_up(job);
   if (thrown) std::rethrow_exception(thrown);
   co_return result;
 }

@@ -142,9 +142,22 @@ std::string describe_root_cause(const FailureReport& report) {
   return text + describe_output(root);
 }
 
-std::string describe_others(const std::string& title, const std::vector<WorkerRecord>& others) {
+/// A mistake that all ranks make: what the report says of the root cause holds for them.
+bool failed_alike(const WorkerRecord& worker, const WorkerRecord& root) {
+  return worker.error.error && root.error.error && !root.error.error->message.empty() &&
+         worker.error.error->message == root.error.error->message && worker.status == root.status;
+}
+
+std::string describe_others(const std::string& title, std::vector<WorkerRecord> others,
+                            const WorkerRecord& root) {
   if (others.empty()) return "";
   std::string text = std::string(kWidth, '-') + "\n" + title + ":\n";
+  const auto alike = std::ranges::stable_partition(
+      others, [&](const WorkerRecord& worker) { return !failed_alike(worker, root); });
+  std::vector<int> ranks;
+  for (const WorkerRecord& worker : alike) ranks.push_back(worker.rank);
+  if (!ranks.empty()) text += "  the same error: rank " + joined(number_ranges(ranks), ", ") + "\n";
+  others.erase(alike.begin(), alike.end());
   const std::size_t shown = others.size() <= kMaxOthers + 1 ? others.size() : kMaxOthers;
   for (std::size_t i = 0; i < shown; ++i) {
     text += "  rank " + describe_worker(others[i]) + ": " + describe_end(others[i]) + "\n";
@@ -209,8 +222,9 @@ std::string describe(const FailureReport& report) {
   const std::string thin_rule = std::string(kWidth, '-') + "\n";
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
   text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
-  text += describe_others("Reported an error before that and had not exited", report.not_exited);
-  text += describe_others("Other Failures", report.others);
+  text += describe_others("Reported an error before that and had not exited", report.not_exited,
+                          report.root_cause);
+  text += describe_others("Other Failures", report.others, report.root_cause);
   if (!report.ended_by_us.empty())
     text += thin_rule + "ended by ddprun: rank " + joined(number_ranges(report.ended_by_us), ", ") + "\n";
   if (!report.succeeded.empty())

@@ -157,19 +157,19 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
   co_await make_folder(give_up);
   if (!log_folder_) co_return;
   for (int first = 0; first < workers; first += kFewFolders) {
-    const std::function<void()> make = [folder = log_folder_, first,
-                                        end = std::min(first + kFewFolders, workers),
-                                        name = std::filesystem::path(attempt_name(attempt)),
-                                        link = first == 0 && !std::exchange(linked_, true)] {
-      for (int i = first; i < end; ++i) folder->open_below(name / std::to_string(i));
-      if (link) link_latest(folder->path());
-    };
+    const std::function<void()> make =
+        [folder = log_folder_, first, end = std::min(first + kFewFolders, workers),
+         name = std::filesystem::path(attempt_name(attempt)), link = first == 0 && !linked_] {
+          for (int i = first; i < end; ++i) folder->open_below(name / std::to_string(i));
+          if (link) link_latest(folder->path());
+        };
     const auto problem = co_await problem_of(make, attempt_folder(attempt), &give_up);
     if (!problem) co_return;
     if (!problem->empty()) {
       log_warning(*problem + ": what would go to files there goes to the console, the job goes on");
       co_return;
     }
+    linked_ = true;
   }
   folder_missing_ = false;
 }

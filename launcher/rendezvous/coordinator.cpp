@@ -494,6 +494,8 @@ void Coordinator::start_round(int port, Time now) {
   start.restart_count = restart_count_;
   start.restarts_used = restarts_used_;
   start.max_restarts = settings_.restarts.max_restarts;
+  const auto own = by_id_.find(settings_.own_id);
+  start.coordinator_stands_by = own != by_id_.end() && std::ranges::count(members_, own->second) == 0;
   std::map<std::string, int> role_sizes, role_ranks;
   for (const NodeId id : members_) {
     const Join& join = nodes_.at(id).join;

@@ -44,7 +44,7 @@ struct CoordinatorSettings : MeetingRules {
   /// Since when the nodes have lacked the coordinator that this one replaces. None: it is the first.
   std::optional<std::chrono::steady_clock::time_point> lost_at = {};
   std::chrono::milliseconds preflight_timeout{0};  ///< a node may take this long before it comes
-  std::string own_id = {};                         ///< Join::id of the node in whose ddprun it is
+  std::string own_id = {};                         ///< Join::id of the coordinator's own node; empty: unknown
 };
 
 /// The state of one job over all its nodes, and every decision about it. Pure: events come in with their

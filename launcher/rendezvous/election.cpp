@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <exception>
@@ -13,6 +12,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
+#include "launcher/events/threads.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -204,7 +204,7 @@ void Election::reign(CoordinatorServer& server) {
     }
     if (pending_ || server.ended() || server.resigned()) timer_.cancel();
   });
-  asio::co_spawn(io_, keep(server), asio::detached);
+  asio::co_spawn(io_, keep(server), rethrow);
 }
 
 asio::awaitable<void> Election::keep(CoordinatorServer& server) {
@@ -289,10 +289,6 @@ void Election::note_failure(CoordinatorServer& server, const EtcdError& error) {
     renew_at_ = now;
     return;
   }
-  // Leases do not expire while etcd does not run, and begin anew when it does. (A proxy on this host may be
-  // down alone.)
-  const bool by_proxy = is_only_here(settings_.etcd) && !settings_.local_addr.empty();
-  if (error.kind == EtcdError::Kind::kDown && !by_proxy) contact_ = now;
   renew_at_ = now + kRetryPause;
   server.set_reaches_etcd(false);
   if (failure_.empty())
@@ -311,7 +307,8 @@ void Election::judge(CoordinatorServer& server, Clock::time_point now) {
                                                     in_seconds(settings_.join_timeout) +
                                                     " (--join-timeout): " + failure_);
   // Where no worker runs, nothing is lost if another node tries. The round's key outlives the last renewal by
-  // --join-timeout, by etcd's clock; then anybody may begin a job with this run id.
+  // --join-timeout, by etcd's clock; then anybody may begin a job with this run id. That no etcd runs cannot
+  // be told from a proxy before it that refuses connections.
   const milliseconds patience =
       server.runs() ? settings_.join_timeout * 3 / 4 : std::max(settings_.node_timeout, kShortestLease);
   if (now - contact_ < patience) return;
@@ -339,7 +336,7 @@ asio::awaitable<void> Election::abdicate(bool job_ended) {
 }
 
 void Election::leave() {
-  if (has_won()) asio::co_spawn(io_, abdicate(/*job_ended=*/false), asio::detached);
+  if (has_won()) asio::co_spawn(io_, abdicate(/*job_ended=*/false), rethrow);
 }
 
 }  // namespace ddprun::launcher

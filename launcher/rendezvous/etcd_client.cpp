@@ -267,7 +267,7 @@ asio::awaitable<Json> EtcdClient::call_as_user(Endpoint endpoint, const char* pa
 }
 
 asio::awaitable<void> EtcdClient::call(const char* path, std::string body, Reader read) {
-  bool all_down = true, all_wrong = true;
+  bool all_wrong = true;
   std::string reason;
   for (std::size_t tried = 0; tried < settings_.endpoints.size(); ++tried) {
     const Endpoint endpoint = settings_.endpoints[place_];
@@ -280,7 +280,6 @@ asio::awaitable<void> EtcdClient::call(const char* path, std::string body, Reade
       kind = error.kind;
       reason = error.what();
     } catch (const boost::system::system_error& error) {
-      if (error.code() == asio::error::connection_refused) kind = Kind::kDown;
       reason = error.code() == beast::error::timeout ? "no answer within " + in_seconds(settings_.timeout)
                                                      : describe(error.code());
     } catch (const TlsError& error) {
@@ -291,12 +290,11 @@ asio::awaitable<void> EtcdClient::call(const char* path, std::string body, Reade
     } catch (const std::exception&) {  // of JSON
       reason = "its answer is not understood";
     }
-    all_down = all_down && kind == Kind::kDown;
     all_wrong = all_wrong && kind == Kind::kWrong;
     place_ = (place_ + 1) % settings_.endpoints.size();
     if (settings_.endpoints.size() > 1) reason = to_string(endpoint) + ": " + reason;
   }
-  throw EtcdError(all_down ? Kind::kDown : all_wrong ? Kind::kWrong : Kind::kUnreachable, reason);
+  throw EtcdError(all_wrong ? Kind::kWrong : Kind::kUnreachable, reason);
 }
 
 asio::awaitable<EtcdClient::Snapshot> EtcdClient::read(std::vector<std::string> keys) {

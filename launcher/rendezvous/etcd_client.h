@@ -34,7 +34,6 @@ std::string describe(const EtcdSettings& settings);
 struct EtcdError : std::runtime_error {
   enum class Kind {
     kUnreachable,  ///< or it cannot answer now
-    kDown,         ///< all its endpoints' hosts refuse the connection: it does not run
     kLeaseGone,    ///< expired
     kWrong,        ///< a wrong password, no permission, not an etcd: trying again does not help
   };

@@ -144,14 +144,15 @@ class Membership {
                false,        start.restarts_used};
     round_since_ = now;
     handed_over_ = false;
+    coordinator_votes_ = !start.coordinator_stands_by;
   }
-  /// The coordinator's own node leaves: it has no vote, nor have others that have left.
+  /// The coordinator's own node leaves: it has no vote (any more), nor have others that have left.
   void take(const Handover& handover, Time now) {
     handed_over_ = true;
     former_.nodes = std::max(former_.nodes - handover.left, 1);
     former_.restarts = handover.restarts;
     former_.restarts_used = handover.restarts_used;
-    former_.nobody_listens = true;
+    former_.nobody_listens = coordinator_votes_;
     pause_end_ = now + std::chrono::milliseconds(handover.pause_ms);
   }
 
@@ -176,7 +177,8 @@ class Membership {
     const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
     former_.pause_ms = pause > 0 ? std::optional(static_cast<int>(pause)) : std::nullopt;
     if (is_member()) lost_ = coordinator, asking_since_ = now;
-    may_have_ended_ = std::exchange(in_round_, false) && hung_up && !handed_over_ ? lost_ : std::nullopt;
+    const bool matters = hung_up && !handed_over_ && coordinator_votes_;
+    may_have_ended_ = std::exchange(in_round_, false) && matters ? lost_ : std::nullopt;
     stands_by_ = handed_over_ = false;
     asking_again_since_ = now;
     return true;
@@ -195,7 +197,8 @@ class Membership {
   const FormerRound& former() const { return former_; }  ///< the last round
   /// Where the last coordinator was lost while this node took part or stood by.
   const std::optional<Endpoint>& lost() const { return lost_; }
-  /// lost(), if the connection to it ended: its ddprun may have, too.
+  /// lost(), if the connection to it ended and its node took part: its ddprun may have ended, too, and with
+  /// it a vote.
   const std::optional<Endpoint>& may_have_ended() const { return may_have_ended_; }
   Time asking_since() const { return asking_since_; }  ///< since that loss, or the start
 
@@ -208,8 +211,9 @@ class Membership {
   Time round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
-  bool handed_over_ = false;  ///< the coordinator, since the last round
-  Time pause_end_;            ///< before a restart
+  bool handed_over_ = false;       ///< the coordinator, since the last round
+  bool coordinator_votes_ = true;  ///< its own node takes part in that round
+  Time pause_end_;                 ///< before a restart
   std::optional<Endpoint> lost_, may_have_ended_;
   Time asking_since_, asking_again_since_;
 };

@@ -279,6 +279,7 @@ void visit(auto& fields, Start& start) {
   fields.integer("restarts_used", start.restarts_used, 0, kMaxCount);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
   fields.text("reason", start.reason, kMaxText);
+  fields.optional_flag("coordinator_stands_by", start.coordinator_stands_by);
 }
 
 void visit(auto& fields, Stop& stop) {

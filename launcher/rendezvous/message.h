@@ -35,7 +35,8 @@ struct Round {
   int master_port = 0;
   std::string run_id;
   int max_restarts = 0;
-  std::string reason;  ///< why it is in place, for the log
+  std::string reason;                  ///< why it is in place, for the log
+  bool coordinator_stands_by = false;  ///< its own node is a spare, and has no vote
 
   bool operator==(const Round&) const = default;
 };

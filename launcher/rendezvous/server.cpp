@@ -13,6 +13,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
+#include "launcher/events/threads.h"
 #include "launcher/rendezvous/admission.h"
 
 namespace ddprun::launcher {
@@ -39,11 +40,6 @@ std::size_t max_strangers() {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   return std::max<std::size_t>(files.rlim_cur / 2, 1);
-}
-
-/// The coordinator cannot work without its timer and acceptors, so their failure ends ddprun.
-void rethrow(const std::exception_ptr& error) {
-  if (error) std::rethrow_exception(error);
 }
 
 int family_of(int fd) {

@@ -136,8 +136,9 @@ struct TlsSession::State {
   bool ended = false;                  ///< by the server
 };
 
-TlsSession::TlsSession(const TlsFiles& files, const std::string& host) : state_(std::make_unique<State>()) {
-  const Libssl& ssl = libssl();
+TlsSession::TlsSession(const TlsFiles& files, const std::string& host) {
+  const Libssl& ssl = libssl();  // before there is a State, whose end needs it
+  state_ = std::make_unique<State>();
   State& state = *state_;
   state.context = ssl.new_context(ssl.client_method());
   const auto check = [&](bool ok, const std::string& what) {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include <ddprun/common/files.h>
@@ -80,6 +81,16 @@ Command speaking_job() {
       "echo hello from $RANK; echo problem of $RANK >&2; "
       "echo '{\"step\": 5, \"steps\": 10, \"phase\": \"think\"}' > /proc/self/fd/$DDPRUN_STATUS_FD; "
       "while :; do sleep 0.1; done");
+}
+
+/// A socket that nobody listens on.
+UniqueFd bind_socket(const fs::path& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path.c_str());
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  return fd;
 }
 
 TEST_CASE("ddpctl lists a job and shows its ranks", "[ctl]") {
@@ -214,6 +225,7 @@ TEST_CASE("ddpctl on the coordinator's node shows the ranks of all nodes, the sl
                ContainsSubstring("rank 3 runs on node ") && ContainsSubstring(": run ddpctl there\n"));
     CHECK(count_of("\n", refused.err) == 1);
   }
+  CHECK_THAT(job.ctl({"stacks", job.name()}).out, ContainsSubstring("\nthe other ranks run on node "));
   CHECK(count_of("slower than the median", second.err()) == 0);
   job.end();
   second.wait();
@@ -263,12 +275,44 @@ TEST_CASE("a socket that a killed ddprun left behind is removed", "[ctl]") {
   job.child.send_signal(SIGKILL);
   job.child.wait();
   CHECK_FALSE(job.socket().empty());
-  const auto unready = job.socket().parent_path() / "killed.new";
-  std::ofstream(unready).close();
-  fs::last_write_time(unready, fs::file_time_type::clock::now() - 2min);
+  const auto folder = job.socket().parent_path();
+  const auto unready = folder / "0123abcd.new";
+  bind_socket(unready);
+  const std::set<fs::path> others = {folder / "notes.new", folder / "01234567.new"};
+  for (const auto& file : others) std::ofstream(file) << "a user's";
+  const timespec times[2] = {{0, UTIME_OMIT}, {std::time(nullptr) - 120, 0}};
+  for (const auto& file : {unready, folder / "notes.new", folder / "01234567.new"})
+    REQUIRE(::utimensat(AT_FDCWD, file.c_str(), times, 0) == 0);
   CHECK(job.ctl({"ps"}).status == ExitStatus::exited(0));
   CHECK(job.socket().empty());
   CHECK_FALSE(fs::exists(unready));
+  for (const auto& file : others) CHECK(fs::exists(file));
+}
+
+TEST_CASE("another program's socket in the folder keeps no job from being seen", "[ctl]") {
+  SeenJob job(speaking_job());
+  const std::string name = job.name();
+  for (const char* file : {"notes.sock", "01234567.sock"}) {
+    for (const std::string answer :
+         {"{}", R"({"status": "ok"})", R"({"error": 7})", R"({"job": 1, "pid": "x"})"}) {
+      const fs::path socket = job.runtime.path() / "ddprun" / file;
+      const UniqueFd stranger = bind_socket(socket);
+      REQUIRE(::listen(stranger.get(), 1) == 0);
+      std::thread asked([&] {
+        const UniqueFd one(::accept4(stranger.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (one)
+          static_cast<void>(::send(one.get(), (answer + "\n").data(), answer.size() + 1, MSG_NOSIGNAL));
+      });
+      const auto shown = job.ctl({"ps"});
+      ::shutdown(stranger.get(), SHUT_RDWR);
+      asked.join();
+      CAPTURE(answer, shown.err);
+      CHECK(shown.status == ExitStatus::exited(0));
+      CHECK_THAT(shown.out, ContainsSubstring(name));
+      fs::remove(socket);
+    }
+  }
+  job.end();
 }
 
 TEST_CASE("a job is seen when its user has logged out and come back", "[ctl]") {

@@ -287,8 +287,11 @@ TEST_CASE("the next job removes what one left that was killed together with its 
   const fs::path strange = temp.path() / "ddprun-00000000-0000-4000-8000-000000000000";
   fs::create_directory(strange);
   fs::permissions(strange, fs::perms::owner_all);
-  const std::set<fs::path> others = {control.path() / "notes.sock", control.path() / "01234567.sock"};
+  const std::set<fs::path> others = {control.path() / "notes.sock", control.path() / "01234567.sock",
+                                     control.path() / "notes.new", control.path() / "01234567.new"};
   for (const auto& file : others) write_file_atomic(file, "nobody's socket");
+  for (const auto& file : others)
+    fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::hours(1));
   const UniqueFd unready(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));  // of another program
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -305,14 +308,14 @@ TEST_CASE("the next job removes what one left that was killed together with its 
   dead.wait();
   CHECK(dead.nothing_left());
   CHECK(count(temp.path()) == 3);
-  CHECK(count(control.path()) == 2 + 3);
+  CHECK(count(control.path()) == 2 + 5);
   CHECK(Finished(with_folders(job({}, {"exit", "0"}))).status == ExitStatus::exited(0));
   CHECK(count(temp.path()) == 3);  // so young that its ddprun may be about to hold it
   for (const auto& folder : fs::directory_iterator(temp.path()))
     fs::last_write_time(folder, fs::file_time_type::clock::now() - std::chrono::minutes(1));
   CHECK(Finished(with_folders(job({}, {"exit", "0"}))).status == ExitStatus::exited(0));
   CHECK(count(temp.path()) == 2);  // the one that is alive, and one of another start of the machine
-  CHECK(count(control.path()) == 1 + 3);
+  CHECK(count(control.path()) == 1 + 5);
   alive.send_signal(SIGUSR1);
   CHECK(alive.wait() == ExitStatus::exited(0));
   CHECK(count(temp.path()) == 1);

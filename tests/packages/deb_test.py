@@ -5,9 +5,10 @@ usage: deb_test.py PORTABLE_BUILD_FOLDER VERSION
 import gzip
 import pathlib
 import shutil
+import subprocess
 import sys
 
-from packages import GLIBC, check_in_bare_root, check_job, check_program, empty_folder, need, run
+from packages import GLIBC, SOURCE, check_in_bare_root, check_job, check_program, empty_folder, need, run
 
 FILES = """
 usr/bin/ddpctl
@@ -27,9 +28,27 @@ usr/share/zsh/vendor-completions/_ddprun
 """.split()
 
 
+def check_checksums(build, folder):
+    """scripts/package.sh, with this build as its own: sha256sum accepts what it leaves in dist/, and no other bytes."""
+    scripts, dist = folder / "scripts", folder / "dist"
+    scripts.mkdir()
+    for name in ["package.sh", "common.sh"]:
+        shutil.copy(SOURCE / "scripts" / name, scripts)
+    (scripts / "build.sh").write_text("#!/bin/sh\n")  # it is built
+    (scripts / "build.sh").chmod(0o755)
+    (folder / "build-portable").symlink_to(build)
+    run("bash", scripts / "package.sh", "deb")
+    [package] = dist.glob("*.deb")
+    assert run("sha256sum", "-c", "SHA256SUMS", cwd=dist) == f"{package.name}: OK\n"
+    package.write_bytes(package.read_bytes() + b"x")
+    done = subprocess.run(["sha256sum", "-c", "--status", "SHA256SUMS"], cwd=dist)
+    assert done.returncode == 1, done.returncode
+    shutil.rmtree(folder)  # with its link to the folder above
+
+
 def main():
     build, version = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
-    need("cpack", "dpkg-deb", "gzip", "readelf")
+    need("cpack", "dpkg-deb", "gzip", "readelf", "sha256sum")
     made = empty_folder(build / "packages")
     run("cpack", "--config", build / "CPackConfig.cmake", "-B", made)
     [package] = made.glob("*.deb")
@@ -51,6 +70,7 @@ def main():
     check_program(root / "usr/bin/ddpctl", version)
     check_job(root / "usr/bin/ddprun", root)
     check_in_bare_root(root / "usr/bin/ddprun", build)
+    check_checksums(build, empty_folder(build / "checksums"))
     if shutil.which("lintian"):
         run("lintian", "--fail-on", "error", "--allow-root", package)
 

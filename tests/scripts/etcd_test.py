@@ -450,7 +450,7 @@ class Jobs(unittest.TestCase):
 
     def test_a_proxy_that_is_down_alone_is_not_taken_for_etcd(self):
         proxy = self.proxy()
-        first, second = self.two_nodes("--join-timeout=8", "--local-addr=127.0.0.1", first_port=proxy.port)
+        first, second = self.two_nodes("--join-timeout=8", first_port=proxy.port)
         proxy.close()
         wait_for(lambda: "gives the coordinator up" in first.err(), seconds=8)
         wait_for(second.has_coordinator)
@@ -472,8 +472,7 @@ class Jobs(unittest.TestCase):
         self.etcd.kill()
         second.process.kill()
         self.assertEqual(first.wait(), 125)
-        self.assertIn(f"cannot write the next round to etcd at http://127.0.0.1:{self.etcd.port} within 8 s (--join-timeout): "
-                      "Connection refused", first.err())
+        self.assertIn(f"cannot reach etcd at http://127.0.0.1:{self.etcd.port} within 8 s (--join-timeout): Connection refused", first.err())
 
     def test_a_coordinator_that_hears_nothing_of_etcd_goes_on(self):
         proxy = self.proxy()
@@ -600,6 +599,20 @@ class Jobs(unittest.TestCase):
         wait_for(lambda: all(node.begun(2) for node in nodes))
         self.go()
         self.check_ended(*nodes)
+
+    def test_without_openssl(self):
+        for name in ("libssl.so", "libssl.so.3", "libssl.so.1.1"):
+            (self.folder / name).touch()
+        node = self.start("--join-timeout=2", "--rdzv-conf=protocol=https", LD_LIBRARY_PATH=str(self.folder))
+        self.check_refused(node, "TLS needs OpenSSL's libssl")
+
+    def test_files_of_tls(self):
+        node = self.start("--rdzv-conf=protocol=http", nnodes="1", program=["true"], ETCDCTL_CACERT="/nowhere")
+        self.assertEqual(node.wait(), 0, node.err())
+        os.mkfifo(self.folder / "fifo")
+        node = self.start("--rdzv-conf=protocol=https,cacert=fifo")
+        self.assertEqual(node.wait(), 2)
+        self.assertIn("is a FIFO or a device, expected a regular file", node.err())
 
     def test_user_and_password(self):
         for words in (("role", "add", "readers"), ("role", "grant-permission", "readers", "--prefix=true", "read", "/ddprun/"),

@@ -344,7 +344,7 @@ Settings checkpoint_settings(Config& config) {
               "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
           .of_this_run(),
       boolean("recover-on-gpu", config.recover_on_gpu,
-              "under ddprun --recover=rank replace lost ranks on GPUs too (untested on a real GPU)")
+              "under ddprun --recover=rank replace lost ranks on GPUs too (tested with two ranks on one GPU)")
           .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 1, N + 1, 2N + 1, ... and the last one"),

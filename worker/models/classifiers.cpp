@@ -50,8 +50,8 @@ BasicBlockImpl::BasicBlockImpl(int in_channels, int out_channels, int stride)
 
 torch::Tensor BasicBlockImpl::forward(const torch::Tensor& x_BCHW) {
   const auto y_BCHW = bn1_->forward_relu(conv1_(x_BCHW));
-  const auto z_BCHW = conv2_(y_BCHW);
-  return bn2_->forward_relu(z_BCHW, downsample_.is_empty() ? x_BCHW : downsample_->forward(x_BCHW));
+  const auto shortcut = [&] { return downsample_.is_empty() ? x_BCHW : downsample_->forward(x_BCHW); };
+  return bn2_->forward_relu(conv2_(y_BCHW), shortcut);
 }
 
 ResNet18Impl::ResNet18Impl(int num_classes, Stem stem)

@@ -249,6 +249,15 @@ TEST_CASE("the help names every flag in lines of 80 columns", "[options]") {
   for (const auto& line : split(text, '\n')) CHECK(line.size() <= 80);
 }
 
+TEST_CASE("no line of the help describes two flags", "[options]") {
+  for (const auto& line : split(help_text(), '\n')) {
+    if (!line.starts_with("  -")) continue;
+    const std::string names = line.substr(0, line.find("  ", 2));  // "-h, --help" is one flag
+    CAPTURE(line);
+    CHECK(names.find("--") == names.rfind("--"));
+  }
+}
+
 TEST_CASE("an unambiguous beginning of a flag's name will do", "[options]") {
   CHECK(parse({"--redirect=3"}).output.redirects == parse_stream_selection("3"));
   CHECK(parse({"--nproc=2"}).nproc_per_node.count == 2);

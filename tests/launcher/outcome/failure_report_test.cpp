@@ -84,6 +84,28 @@ Reported an error before that and had not exited:
 )"));
 }
 
+TEST_CASE("ranks with the root cause's error are one line", "[failure_report]") {
+  FailureReport report = sample_report(WorkerError{"E: no such file", "", 0});
+  for (int rank = 4; rank < 12; ++rank) {
+    report.others.push_back({rank, rank, 120, ExitStatus::exited(7), {}, {}, rank > 5});
+    report.others.back().error.error = WorkerError{"E: no such file", "its own stack", 1};
+  }
+  report.others[2].error.error->message = "E: another";
+  report.others[3].status = ExitStatus::exited(1);
+  report.others[4].error.error.reset();
+  CHECK_THAT(describe(report), ContainsSubstring(R"(
+--------------------------------------------------------------------------------
+Other Failures:
+  the same error: rank 4-5, 9-11
+  rank 6 (local_rank: 6, pid: 120): exit code 7, after ddprun told it to end
+    E: another
+  rank 7 (local_rank: 7, pid: 120): exit code 1, after ddprun told it to end
+    E: no such file
+  rank 8 (local_rank: 8, pid: 120): exit code 7, after ddprun told it to end
+================================================================================
+)"));
+}
+
 TEST_CASE("thousands of failures do not bury the first one", "[failure_report]") {
   FailureReport report = sample_report();
   for (int rank = 4; rank < 4096; ++rank)

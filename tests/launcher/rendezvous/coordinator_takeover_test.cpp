@@ -471,5 +471,38 @@ TEST_CASE("a coordinator whose node only stands by hands over a job of fixed siz
   CHECK(rig.count<Stop>(ids[2]) == 0);
 }
 
+TEST_CASE("a coordinator whose node only stands by takes no vote with it", "[takeover]") {
+  auto settings = with_successors(job(2, 4));
+  settings.spares = 1;
+  settings.own_id = GENERATE("e", "a");
+  const bool stands_by = settings.own_id == "e", hands_over = GENERATE(true, false);
+  CoordinatorRig rig(settings);
+  const auto ids = form_with_ids(rig, {"a", "b", "c", "d", "e"});
+  REQUIRE(rig.round_of(ids[4]) == -1);
+  REQUIRE(rig.round_of(ids[1]) == 0);
+  Stop stop;
+  if (hands_over) {
+    REQUIRE(rig.hand_over(settings.own_id));
+    rig.pass(200ms);
+    stop = rig.last<Stop>(ids[1]);
+  }
+  // The network is cut: only half of the others come.
+  CoordinatorRig next(settings);
+  for (const std::size_t i : {1U, 2U}) {
+    const auto start = rig.last<Start>(ids[i]);
+    Membership membership(settings, settings.restarts, {{settings.own_id, 1}, {"b", 1}}, {});
+    membership.take(start, {});
+    if (hands_over) membership.take(stop.hands_over.value(), {});
+    REQUIRE(membership.look_again({settings.own_id, 1}, {}, /*hung_up=*/true, /*ended_here=*/false, {}));
+    Join join = next.wish(i == 1 ? "b" : "c");
+    join.former = membership.former();
+    if (membership.may_have_ended()) join.former.nobody_listens = true;
+    next.join(join);
+  }
+  next.pass(15s);
+  next.obey();
+  CHECK(next.count<Lead>(1) == (stands_by ? 0 : 1));
+}
+
 }  // namespace
 }  // namespace ddprun::launcher

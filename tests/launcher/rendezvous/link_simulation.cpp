@@ -205,6 +205,7 @@ NodeLink::Way LinkSimulation::before_connecting(Host host, const Endpoint& endpo
     throw LaunchError(LaunchError::kOwnFailure, "its user ends it");
   note(host, "has the coordinator");
   CoordinatorSettings settings = settings_;
+  settings.own_id = std::to_string(host) + " " + std::to_string(hosts_.life_of(host).second);
   if (lost) settings.lost_at = program.membership.asking_since();
   std::vector<UniqueFd> sockets;
   sockets.push_back(hosts_.listen(host));

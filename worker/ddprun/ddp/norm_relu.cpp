@@ -239,14 +239,17 @@ void fuse_norm_relu() { fuses = true; }
 
 namespace norm_relu {
 
-bool fits(const Tensor& input, const Tensor& residual, const Parameters& parameters) {
+bool fits(const Tensor& input, const Parameters& parameters) {
   const auto is_float = [](const Tensor& tensor) {
     return tensor.defined() && tensor.scalar_type() == at::kFloat;
   };
   return fuses && is_fast(input) && input.numel() > input.size(1) && is_float(parameters.weight) &&
          is_float(parameters.bias) &&
-         (!parameters.running_mean.defined() || is_float(parameters.running_mean)) &&
-         (!residual.defined() || (is_fast(residual) && residual.sizes() == input.sizes()));
+         (!parameters.running_mean.defined() || is_float(parameters.running_mean));
+}
+
+bool fits(const Tensor& residual, const Tensor& input) {
+  return is_fast(residual) && residual.sizes() == input.sizes();
 }
 
 Tensor forward(const Tensor& input, const Tensor& residual, const Parameters& parameters) {

@@ -20,8 +20,9 @@ struct Parameters {
   double momentum, eps;
 };
 
-/// Whether forward() may be called.
-bool fits(const at::Tensor& input, const at::Tensor& residual, const Parameters& parameters);
+/// Whether forward() may be called with this input, and this residual with it.
+bool fits(const at::Tensor& input, const Parameters& parameters);
+bool fits(const at::Tensor& residual, const at::Tensor& input);
 
 /// relu((x - mean) / sqrt(var + eps) * weight + bias + residual), mean and biased variance per channel.
 ///

@@ -227,14 +227,17 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   return normalized(input, count_batch());
 }
 
-Tensor SyncBatchNormImpl::forward_relu(const Tensor& input, const Tensor& residual) {
+Tensor SyncBatchNormImpl::forward_relu(const Tensor& input, const std::function<Tensor()>& residual) {
   _check_input_dim(input);
   const double momentum = count_batch();
   const norm_relu::Parameters parameters{weight, bias, running_mean, running_var, momentum, options.eps()};
-  if (is_training() && !group_ && norm_relu::fits(input, residual, parameters))
-    return norm_relu::forward(input, residual, parameters);
+  Tensor added;
+  if (is_training() && !group_ && norm_relu::fits(input, parameters)) {
+    if (residual) added = residual();
+    if (!residual || norm_relu::fits(added, input)) return norm_relu::forward(input, added, parameters);
+  }
   auto y = normalized(input, momentum);
-  if (residual.defined()) y += residual;
+  if (residual) y += added.defined() ? added : residual();
   return y.relu_();
 }
 

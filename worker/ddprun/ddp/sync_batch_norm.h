@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <iosfwd>
 #include <optional>
 
@@ -30,10 +31,13 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   ///          per channel in training
   torch::Tensor forward(const torch::Tensor& input);
 
-  /// relu(forward(input) + residual), in fewer passes where fuse_norm_relu() says.
+  /// relu(forward(input) + residual()), in fewer passes where fuse_norm_relu() says.
   ///
-  /// residual  of input's shape, or undefined: nothing is added
-  torch::Tensor forward_relu(const torch::Tensor& input, const torch::Tensor& residual = {});
+  /// residual  gives a tensor of input's shape; nullptr: nothing is added. Without fusion it is called after
+  ///           forward(), as Python's models do: the order of forward operations is that of the gradients,
+  ///           and so of DistributedDataParallel's buckets
+  torch::Tensor forward_relu(const torch::Tensor& input,
+                             const std::function<torch::Tensor()>& residual = nullptr);
 
   void pretty_print(std::ostream& stream) const override;
 

@@ -42,7 +42,8 @@ std::vector<torch::Tensor> computed(const Case& wanted, torch::Dtype dtype, bool
   std::vector<torch::Tensor> all;
   for (int step = 0; step < 2; ++step) {
     const auto input = leaf(wanted.mean), residual = leaf(0);
-    const auto result = norm->forward_relu(input, wanted.adds ? residual : torch::Tensor());
+    const auto added = [&] { return residual; };
+    const auto result = wanted.adds ? norm->forward_relu(input, added) : norm->forward_relu(input);
     result.backward(torch::randn(sizes).to(torch::kBFloat16).to(dtype));
     all = {result.detach(),   input.grad(),       norm->weight.grad(),
            norm->bias.grad(), norm->running_mean, norm->running_var};

@@ -219,6 +219,19 @@ ordered_json so_far(const std::vector<MetricRow>& rows, const std::string& task)
   return last;
 }
 
+/// The summary as its readers count: in files, epochs begin at 0.
+ordered_json with_epochs_from_one(ordered_json summary) {
+  const auto count_from_one = [](ordered_json& figures) {
+    const auto epoch = figures.find("epoch");
+    if (epoch != figures.end() && epoch->is_number()) *epoch = epoch->get<double>() + 1;
+  };
+  count_from_one(summary);
+  for (const char* part : {"best", "last"})
+    if (const auto figures = summary.find(part); figures != summary.end()) count_from_one(*figures);
+  if (summary.is_object()) summary.erase("epochs_count_from");
+  return summary;
+}
+
 /// A summary value that is shown large.
 struct Highlight {
   const char* key;
@@ -367,8 +380,9 @@ void write_run_report(const std::filesystem::path& run_folder, const std::filesy
   else
     page.notice = "running, as of " + utc_text(std::time(nullptr), "%H:%M:%S UTC");
   page.sections = profiles_in(run_folder, run.environment);
-  page.sections.insert(page.sections.begin(),
-                       section_of("Summary", ended ? run.summary_json : run.summary.dump()));
+  const bool readable = !ended || run.summary.is_object();
+  const auto summary = readable ? with_epochs_from_one(run.summary).dump() : run.summary_json;
+  page.sections.insert(page.sections.begin(), section_of("Summary", summary));
   page.sections.push_back({"Configuration", {}, run.config});
   page.sections.push_back(section_of("Environment", run.environment_json));
   write_file_atomic(file, report::to_html(page));
