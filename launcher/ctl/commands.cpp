@@ -15,6 +15,7 @@
 #include <map>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -275,6 +276,7 @@ Commands
   logs JOB         show what its ranks wrote: their log files, or the last 8 KiB
                    of each
   stacks JOB       show the stacks of its ranks, which go on
+  drain NODE [JOB] have a node leave it without losing work: its name, node rank, or its ddprun's JOB
   stop JOB         end it, on all nodes
 
 JOB can be left out while only one job runs; top then begins with the newest.
@@ -298,7 +300,8 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words) {
   };
   settings::Command command;
   command.name = "ddpctl";
-  command.positionals = {{"command", "COMMAND"}, {"job", "[JOB]"}};
+  std::string more;
+  command.positionals = {{"command", "COMMAND"}, {"job", "[JOB]"}, {"more", "[JOB]"}};
   command.settings = {
       settings::boolean("help", options.help).short_flag("-h"),
       settings::boolean("version", options.version),
@@ -306,13 +309,21 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words) {
       settings::boolean("follow", options.follow).short_flag("-f"),
       settings::parsed("rank", options.rank, rank_of, "a rank, from 0"),
       settings::number("interval", options.interval, {0.1, 60, false, "seconds from 0.1 to 60"}, ""),
-      settings::choice("command", options.command, {"ps", "top", "logs", "stacks", "stop"}).not_a_flag(),
+      settings::choice("command", options.command, {"ps", "top", "logs", "stacks", "drain", "stop"})
+          .not_a_flag(),
       settings::text("job", options.job).not_a_flag(),
+      settings::text("more", more).not_a_flag(),
   };
   const settings::Values values = settings::read_words(words, command);
   values.apply(command.settings);
   if (!options.help && !options.version && !values.given("command"))
-    throw UsageError("expected ps, top, logs, stacks or stop (ddpctl --help)");
+    throw UsageError("expected ps, top, logs, stacks, drain or stop (ddpctl --help)");
+  if (options.command == "drain") {
+    options.node = std::exchange(options.job, more);
+    if (options.node.empty()) throw UsageError("expected a node; usage: ddpctl drain NODE [JOB]");
+  } else if (values.given("more")) {
+    throw UsageError("unexpected argument " + single_quoted(more) + "; usage: ddpctl [flags] COMMAND [JOB]");
+  }
   return options;
 }
 
@@ -341,6 +352,15 @@ int run_command(const CtlOptions& options) {
       throw UsageError("--rank: " + where);
     print(stacks_text(job, options.rank));
     if (const auto others = other_nodes(job.view()); !options.rank && !others.empty()) print(others + "\n");
+    return 0;
+  }
+  if (options.command == "drain") {
+    const json reply = job.ask({{"ask", "drain"}, {"node", options.node}});
+    if (!reply.contains("drains")) {
+      log_error(printable(reply.value("refused", "the job's ddprun cannot drain nodes")));
+      return 1;
+    }
+    print(printable(reply["drains"].get<std::string>()) + "\n");
     return 0;
   }
   job.ask({{"ask", "stop"}});

@@ -49,6 +49,7 @@ JobConnection find_job(const std::string& wanted);
 /// The command line of `ddpctl`.
 struct CtlOptions {
   std::string command, job;
+  std::string node;  ///< drain
   std::optional<int> rank;
   bool follow = false, once = false;
   double interval = 2;

@@ -268,6 +268,8 @@ std::vector<std::string> head_of(const json& view, const std::vector<RankLine>& 
   first += format("  restarts %d", view.value("restarts", 0));
   if (const int most = view.value("max_restarts", 0); most > 0) first += format(" of %d", most);
   std::vector<std::string> head{first, program_of(view), progress_line(view, lines, width)};
+  for (const json& drained : view.value("drained", json::array()))
+    head.push_back("drained: " + words(drained, "text"));
   if (view.contains("coordinator") && !view.contains("other_ranks"))
     head.push_back("node " + words(view, "node_name") + ": only its ranks are shown; ddpctl on " +
                    words(view, "coordinator") + ", which has the coordinator, shows all");

@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kPatience{1};
 
 // By EventRecord::Kind.
 constexpr std::array kNames{"started", "first_output", "exited",  "signal",    "stopping", "killed",
-                            "restart", "hang",         "timeout", "straggler", "finished"};
+                            "restart", "hang",         "timeout", "straggler", "drained",  "finished"};
 
 void add_if_known(json& object, const char* key, const auto& value) {
   if (value) object[key] = *value;
@@ -53,6 +53,7 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   if (event.delay) object["delay_s"] = std::chrono::duration<double>(*event.delay).count();
   add_if_known(object, "factor", event.factor);
   add_if_known(object, "since_step", event.since_step);
+  add_if_known(object, "node", event.node);
   add_if_known(object, "cause", event.cause);
   return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }

@@ -31,6 +31,7 @@ struct EventRecord {
     kHang,         ///< "hang"
     kTimeout,      ///< "timeout" of the job
     kStraggler,    ///< "straggler": a rank has been slow for a while
+    kDrained,      ///< "drained": a node leaves the job (ddpctl drain)
     kFinished,     ///< "finished": ddprun exits with its exit code
   };
   Kind kind = Kind::kStarted;
@@ -46,6 +47,8 @@ struct EventRecord {
   std::optional<double> factor = std::nullopt;  ///< for a straggler
   std::optional<std::int64_t> since_step = std::nullopt;
   std::optional<std::string> cause = std::nullopt;
+  std::optional<std::string> node =
+      std::nullopt;  ///< that is drained; the cause says what becomes of its ranks
 };
 
 /// {"exit_code": 1} or {"signal": 9, "signal_name": "SIGKILL", "core_dumped": false}

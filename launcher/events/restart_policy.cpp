@@ -55,6 +55,8 @@ std::string reason_of(const AttemptEnd& end) {
     if (failed->exit_code == LaunchError::kNotExecutable) return "not-executable";
     return failed->exit_code == LaunchError::kNotFound ? "not-found" : "own-failure";
   }
+  if (const auto* ended = std::get_if<EndedByPeers>(&end); ended != nullptr && ended->drained)
+    return "drained";
   // In the order of AttemptEnd.
   constexpr std::array kReasons{"succeeded", "failed", "", "timeout", "hang", "signal", "other-node"};
   return kReasons.at(end.index());

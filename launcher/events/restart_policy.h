@@ -44,6 +44,8 @@ struct EndedByPeers {
   std::string reason = {};
   bool dump_stacks = false;             ///< workers somewhere hang, or take too long
   std::optional<int> user_signal = {};  ///< that ended one of them: the workers end with it, too
+  bool drained = false;                 ///< this node leaves the job (ddpctl drain)
+  bool replaced = false;                ///< and others have its ranks: its workers have nothing to save
   bool operator==(const EndedByPeers&) const = default;
 };
 
@@ -66,7 +68,7 @@ inline std::optional<int> signal_of(const AttemptEnd& end) {
 int to_exit_code(const AttemptEnd& end);
 
 /// "reason" in --result-json, which distinguishes a worker's exit code 2, or 124 to 127, from ddprun's own:
-/// "succeeded", "failed", "signal", "timeout", "hang", "other-node", or for ddprun's own failures
+/// "succeeded", "failed", "signal", "timeout", "hang", "other-node", "drained", or for ddprun's own failures
 /// "own-failure", "not-executable", "not-found", "usage".
 std::string reason_of(const AttemptEnd& end);
 

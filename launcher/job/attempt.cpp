@@ -182,6 +182,8 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     if (!job.options.hosts.is_silent())
       log_warning(printable(ended->reason) + ": ending this node's workers");
     if (ended->dump_stacks) co_return co_await dump_stacks(job, group, attempt);
+    if (ended->replaced)
+      co_return SIGKILL;  // SIGTERM may have all ranks save and end, on the other nodes, too
     co_return ended->user_signal.value_or(SIGTERM);
   }
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {
@@ -307,6 +309,9 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
     parts.group.record_exits();  // one round replaces all that have failed
     if (end) {
       attempt.outcome = *end;
+      // Where the others cannot go on without these, all workers save.
+      if (auto* ended = std::get_if<EndedByPeers>(&attempt.outcome); ended != nullptr && ended->replaced)
+        ended->replaced = recovers(job) && others_can_go_on(parts, attempt);
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
       if (failed != nullptr && recovers(job)) co_await read_errors(job, parts.group.workers(), attempt);
       if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||

@@ -29,6 +29,7 @@ using json = nlohmann::ordered_json;
 constexpr std::size_t kJobNameSize = 8;
 constexpr std::size_t kMostStackBytes = 1 << 18;  // per rank
 constexpr std::chrono::milliseconds kStackLook{50};
+constexpr std::chrono::seconds kDrainPatience{5};
 constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
 constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
 
@@ -94,6 +95,8 @@ json JobMonitor::view() const {
     view["node_name"] = node_;
     view["coordinator"] = coordinator_;
   }
+  if (leaving_) view["state"] = "leaving";
+  for (const auto& [node, text] : drained_) view["drained"].push_back({{"node", node}, {"text", text}});
   if (board_) view["other_ranks"] = board_->ranks(NodesBoard::Clock::now());
   if (running_) add_running(view);
   for (const char* ranks : {"ranks", "other_ranks"})
@@ -192,6 +195,36 @@ json JobMonitor::stop() {
   asked_to_stop_ = true;
   job_.events.push(SignalReceived{job_.options.ending_signals.front()});
   return {{"stopping", true}};
+}
+
+asio::awaitable<json> JobMonitor::drain(std::string node) {
+  if (node_.empty()) co_return json{{"refused", "the job has no other node that could go on"}};
+  const Drain wish{++drain_requests_, std::move(node)};
+  if (!ask_to_drain_ || !ask_to_drain_(wish))
+    co_return json{{"refused", "this node has no connection to the job's coordinator, or the job is ending"}};
+  Timer timer(co_await asio::this_coro::executor, kDrainPatience);
+  std::optional<DrainAnswer> answer;
+  // At once, as the asked node may be the one that leaves.
+  answered_[wish.request] = [&](const DrainAnswer& given) {
+    answer = given;
+    timer.cancel();
+  };
+  boost::system::error_code ignored;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  answered_.erase(wish.request);
+  if (!answer)
+    co_return json{
+        {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
+  co_return json{{answer->accepted ? "drains" : "refused", answer->text}};
+}
+
+void JobMonitor::note_drain(const std::string& node, const std::string& text) {
+  drained_[node] = text;
+  EventRecord event{EventRecord::Kind::kDrained, JobEvents::Clock::now(),
+                    running_ ? running_->attempt.round.number : 0};
+  event.node = node;
+  event.cause = text;
+  job_.log.add(event);
 }
 
 asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {

@@ -2,6 +2,7 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -56,6 +57,8 @@ class JobMonitor {
   /// The stacks of one rank, or of all.
   boost::asio::awaitable<nlohmann::ordered_json> stacks(std::optional<int> rank) const;
   nlohmann::ordered_json stop();
+  /// What becomes of a node of the job that is to leave it, as its coordinator says.
+  boost::asio::awaitable<nlohmann::ordered_json> drain(std::string node);
 
   // For a job on several nodes.
 
@@ -64,6 +67,13 @@ class JobMonitor {
   /// The coordinator is in this ddprun: the other nodes tell it about their ranks.
   void gather() { board_.emplace(); }
   void take(const std::string& node, const Summary& summary);
+  /// Who asks the coordinator. It returns false if that cannot be asked now.
+  void on_drain(std::function<bool(const Drain&)> ask) { ask_to_drain_ = std::move(ask); }
+  void take(const DrainAnswer& answer) {
+    if (const auto asker = answered_.find(answer.request); asker != answered_.end()) asker->second(answer);
+  }
+  void note_drain(const std::string& node, const std::string& text);  ///< of another node
+  void set_leaving() { leaving_ = true; }                             ///< this node is drained
   /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
   bool asked_to_stop() const { return asked_to_stop_; }
   /// For the coordinator, if it is elsewhere: summaries of at most the first few hundred workers.
@@ -80,7 +90,11 @@ class JobMonitor {
   std::optional<Running> running_;
   std::string node_, coordinator_;  ///< empty: only one node
   std::optional<NodesBoard> board_;
-  bool asked_to_stop_ = false;
+  bool asked_to_stop_ = false, leaving_ = false;
+  std::function<bool(const Drain&)> ask_to_drain_;
+  int drain_requests_ = 0;
+  std::map<int, std::function<void(const DrainAnswer&)>> answered_;  ///< by request, while somebody waits
+  std::map<std::string, std::string> drained_;  ///< nodes, and what became of their ranks
   std::map<int, GpuUse> gpus_;
   std::future<std::map<int, GpuUse>> reading_gpus_;
   NodesBoard::Clock::time_point read_gpus_next_;

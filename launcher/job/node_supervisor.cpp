@@ -90,7 +90,11 @@ class NodeSupervisor : public Supervisor {
 
  private:
   bool has_peers() const override { return true; }
-  std::optional<EndedByPeers> end_reason() override { return link().end_reason(); }
+  std::optional<EndedByPeers> end_reason() override {
+    auto reason = link().end_reason();
+    if (reason && reason->drained) job_.monitor->set_leaving();
+    return reason;
+  }
 
   NodeLink& link() { return connections_.links.back(); }
 
@@ -137,6 +141,13 @@ class NodeSupervisor : public Supervisor {
       };
     }
     settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
+    settings.answered = [&monitor = *job_.monitor](const DrainAnswer& answer) { monitor.take(answer); };
+    // This supervisor may be gone by then.
+    job_.monitor->on_drain([&links = connections_.links](const Drain& drain) {
+      const bool asks = links.back().can_ask();
+      if (asks) links.back().send(drain);
+      return asks;
+    });
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
 
@@ -189,9 +200,9 @@ class NodeSupervisor : public Supervisor {
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
     CoordinatorSettings settings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart};
-    settings.own_id = job_.job_id;
     settings.in_place = job_.options.recover == Recover::kRank;
     settings.elected = connections_.election.has_value();
+    settings.own_id = job_.job_id;
     settings.has_successors = !nodes_.successors.empty() || settings.elected;
     if (settings.elected) settings.former = connections_.election->former();
     if (lost) settings.lost_at = membership_.asking_since();
@@ -203,6 +214,8 @@ class NodeSupervisor : public Supervisor {
     job_.monitor->gather();
     server.on_summary(
         [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
+    server.on_drain(
+        [&monitor = *job_.monitor](const auto& node, const auto& text) { monitor.note_drain(node, text); });
     if (lost || connections_.election)
       log_info("this node has the coordinator now, at " + to_string(endpoint));
     return server;
@@ -280,6 +293,8 @@ class NodeSupervisor : public Supervisor {
       link().send(Ended{stop->round, std::exchange(reached_, {})});
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
+    } else if (const auto* drained = std::get_if<Drained>(&message)) {
+      co_return result_of(*drained);
     }
     co_return std::nullopt;
   }
@@ -304,11 +319,29 @@ class NodeSupervisor : public Supervisor {
     return {end.exit_code, std::nullopt};
   }
 
+  /// This node's workers have ended, and it leaves the job, which goes on.
+  RunResult result_of(const Drained& drained) {
+    link().send(Ended{drained.round, std::exchange(reached_, {}), /*drained=*/true});
+    job_.monitor->set_leaving();
+    job_.monitor->note_drain(name_of_node(nodes_), drained.reason);
+    log_info(printable(drained.reason) + ": it has left the job, which goes on without it");
+    record_.outcome = EndedByPeers{drained.reason, false, {}, /*drained=*/true, drained.replaced};
+    record_.message = drained.reason;
+    RunResult result;
+    result.drained = true;
+    return result;
+  }
+
   /// The user ended this node while its workers were being stopped; if the job has ended, its result wins.
   RunResult leave_or_end(int signal) {
-    while (const auto news = link().next())
-      if (const auto* message = std::get_if<CoordinatorMessage>(&*news))
-        if (const auto* end = std::get_if<End>(message)) return result_of(*end);
+    while (const auto news = link().next()) {
+      const auto* message = std::get_if<CoordinatorMessage>(&*news);
+      if (message == nullptr) continue;
+      if (const auto* end = std::get_if<End>(message)) return result_of(*end);
+      const auto* drained = std::get_if<Drained>(message);
+      if (drained != nullptr && !job_.monitor->asked_to_stop())
+        return result_of(*drained);  // that ends the job
+    }
     leave(signal);
     record_.outcome = SignalReceived{signal};
     return RunResult::by_signal(signal);

@@ -54,14 +54,16 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
   over = true;
   late.cancel();
   using Patience = RemoteHosts::Patience;
-  const bool goes_on_without_this = !thrown && !job.unfit.empty() && may_lose_hosts(job.options.nodes) &&
-                                    job.options.hosts.own != 0U && job.events.end_signals() == 0;
+  const bool stayed_out =
+      !job.unfit.empty() && may_lose_hosts(job.options.nodes) && job.options.hosts.own != 0U;
+  const bool goes_on_without_this =
+      !thrown && (stayed_out || result.drained) && job.events.end_signals() == 0;
   if (goes_on_without_this)
     co_await hosts.finish(job.events, Patience::kWholeTraining);
   else
     co_await hosts.finish(job.events, never_started || thrown ? Patience::kNone : Patience::kWorkersEnd);
   if (thrown) std::rethrow_exception(thrown);
-  if (goes_on_without_this && first_code) {
+  if (goes_on_without_this && !result.drained && first_code) {
     result = RunResult{*first_code, std::nullopt};
     if (*first_code == 0) record.outcome = AllSucceeded{};
   }

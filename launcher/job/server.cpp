@@ -106,7 +106,7 @@ bool is_this_user(stream_protocol::socket& socket) {
 }
 
 asio::awaitable<std::string> answer_line(JobMonitor& monitor, std::string line) {
-  json reply = {{"error", R"(expected {"ask": "status", "output", "stacks" or "stop"})"}};
+  json reply = {{"error", R"(expected {"ask": "status", "output", "stacks", "drain" or "stop"})"}};
   try {
     const auto request = parse_shallow_json(line, kMostRequestLevels);
     const std::string ask = request.is_object() ? request.value("ask", "") : "";
@@ -116,6 +116,7 @@ asio::awaitable<std::string> answer_line(JobMonitor& monitor, std::string line) 
     if (ask == "status") reply = monitor.view();
     if (ask == "output") reply = monitor.output(rank.value_or(0), request.value("seen", std::uint64_t{0}));
     if (ask == "stop") reply = monitor.stop();
+    if (ask == "drain") reply = co_await monitor.drain(request.value("node", ""));
     if (ask == "stacks") reply = co_await monitor.stacks(rank);
   } catch (const std::exception& error) {  // not JSON, or of another form
     reply = {{"error", error.what()}};

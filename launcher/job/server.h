@@ -21,8 +21,8 @@ bool is_private_folder(const std::filesystem::path& folder);
 
 /// A Unix socket where this user, and nobody else, can query a running job, as ddpctl does. Removed at the
 /// end. Drops a client that does not read its answers. If there is no place for the socket, the job
-/// continues. A request is one line of JSON: {"ask": "status" | "output" | "stacks" | "stop", "rank": N,
-/// "seen": N}; one that cannot be answered gets {"error": "..."}.
+/// continues. A request is one line of JSON: {"ask": "status" | "output" | "stacks" | "drain" | "stop",
+/// "rank": N, "seen": N, "node": "NODE"}; one that cannot be answered gets {"error": "..."}.
 class ControlSocket {
  public:
   /// name  of the job, for JOB.sock in control_folder()

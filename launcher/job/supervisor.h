@@ -22,6 +22,7 @@ struct RunResult {
   int exit_code = 0;
   std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun must die by it too
   int end_signals = 0;          ///< how many asked for the end, also after the workers had ended
+  bool drained = false;         ///< this node has left the job, which goes on
 
   static RunResult by_signal(int signal) { return {exit_code_of_signal(signal), signal}; }
 };

@@ -58,6 +58,8 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   if (const auto earlier = by_id_.find(join.id); earlier != by_id_.end())
     expel(earlier->second, "its ddprun has connected again", now);
   if (ended_) return dismiss(id, last_word(/*stood_by=*/false));
+  if (drained_ids_.contains(join.id))
+    return dismiss(id, Drained{std::max(round_, 0), "node " + describe_node(join, address) + " is drained"});
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason, /*other_job=*/has_other_run_id(settings_, join)});
   if (!join.unfit.empty()) return keep_out(id, join, address);
@@ -110,6 +112,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
 
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
   const bool in_round = node.state != State::kReady;
+  const bool leaves = node.state == State::kLeaving;
   if (const auto* leading = std::get_if<Leading>(&message)) {
     if (phase_ == Phase::kLeading && leading->round == round_ && id == members_.front())
       begin_round(leading->port, now);
@@ -117,7 +120,9 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
     // From an earlier round: the next one in place has replaced that worker, too.
     const bool known = failed->in_place && failed->round != round_;
-    if (in_round && first && failed->round >= first_round_ && failed->round <= round_ && !known)
+    // ddpctl stop ends the job also while its workers are being stopped, and on a node that is being drained.
+    if (std::holds_alternative<SignalReceived>(failed->end) && node.was_in_round) return fail(*failed, now);
+    if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
@@ -126,6 +131,12 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       --unfinished_;
     }
   } else if (const auto* over = std::get_if<Ended>(&message)) {
+    if (leaves) {
+      reached_ = furthest(reached_, over->reached);
+      if (!over->drained) return;
+      give_up_vote(id);
+      return remove(nodes_.find(id), "it was drained", now);
+    }
     if (!in_round || over->round != round_) return;
     if (phase_ != Phase::kStopping) return expel(id, "it ended its workers unasked", now);
     reached_ = furthest(reached_, over->reached);
@@ -134,17 +145,26 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* beat = std::get_if<Beat>(&message)) {
     if (beat->silent_ms) node.signs = signs_in(*beat, now);
     node.begun = std::max(node.begun, beat->begun.value_or(-1));
+    if (phase_ == Phase::kRunning && draining_ && draining_->spare == id && node.begun >= round_)
+      tell_drained(/*replaced=*/true);
+  } else if (const auto* wish = std::get_if<Drain>(&message)) {
+    drain(id, *wish, now);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    if (!elastic() && is_needed(id))
+    if (!elastic() && !leaves && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
-    left_ += static_cast<int>(std::erase(voters_, id));
-    for (auto& [superseded, former] : former_voters_) std::erase(former, id);
-    gone_.insert(id);
+    give_up_vote(id);
     remove(nodes_.find(id), reason, now, leave->signal);
   }
+}
+
+/// It ends, and takes part in no round any more, with this coordinator or another.
+void Coordinator::give_up_vote(NodeId id) {
+  left_ += static_cast<int>(std::erase(voters_, id));
+  for (auto& [superseded, former] : former_voters_) std::erase(former, id);
+  gone_.insert(id);
 }
 
 /// Whether the last round had this node, or still has its place.
@@ -189,6 +209,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   const Join join = gone->second.join;
   if (join.node_rank) ranks_.erase(*join.node_rank);
   by_id_.erase(join.id);
+  if (draining_ && draining_->node == id) draining_.reset();
   for (auto& [next, voters] : former_voters_)
     if (gone->second.begun >= next) std::ranges::replace(voters, id, kBegun);
   nodes_.erase(gone);
@@ -247,7 +268,9 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool
   phase_ = Phase::kStopping;
   pause_ = pause;
   for (const NodeId id : members_)
-    if (nodes_.count(id) > 0) send(id, Stop{round_, reason, dump_stacks, {}, user_signal});
+    if (const auto node = nodes_.find(id); node != nodes_.end() && node->second.state != State::kLeaving)
+      send(id, Stop{round_, reason, dump_stacks, {}, user_signal});
+  tell_drained(/*replaced=*/false);
 }
 
 void Coordinator::end(int exit_code, const std::string& reason, bool dump_stacks,
@@ -307,7 +330,8 @@ void Coordinator::begin_forming(Time now) {
   forming_since_ = now;
   last_call_end_.reset();
   if (ready_ >= static_cast<std::size_t>(settings_.min_nodes)) return;
-  for (const auto& [id, node] : nodes_) send_waiting(id);
+  for (const auto& [id, node] : nodes_)
+    if (node.state != State::kLeaving) send_waiting(id);
 }
 
 void Coordinator::form(Time now) {
@@ -346,9 +370,10 @@ bool Coordinator::lacks_fit_nodes(Time now) {
 }
 
 void Coordinator::close_round() {
-  check_invariant(ready_ == nodes_.size(), "all nodes are ready when a round closes");
+  check_invariant(ready_ == staying(), "all nodes are ready when a round closes");
   std::vector<Nodes::value_type*> ready;
-  for (auto& entry : nodes_) ready.push_back(&entry);
+  for (auto& entry : nodes_)
+    if (entry.second.state == State::kReady) ready.push_back(&entry);
   if (ready.size() > max_nodes()) {  // members of the last round always fit
     std::sort(ready.begin(), ready.end(), [](const auto* a, const auto* b) {
       const Node &x = a->second, &y = b->second;
@@ -393,7 +418,8 @@ void Coordinator::lead_round(const std::string& in_place) {
 bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& reason) {
   const auto runs = [this](NodeId id) {
     const auto found = nodes_.find(id);
-    return found != nodes_.end() && found->second.started >= first_round_;
+    return found != nodes_.end() && found->second.state == State::kInRound &&
+           found->second.started >= first_round_;
   };
   if (!settings_.in_place || unfinished_ < members_.size() ||
       std::none_of(members_.begin(), members_.end(), runs))
@@ -405,12 +431,13 @@ bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& r
         node.state == State::kReady && node.join.workers == join.workers && node.join.role == join.role;
     if (fits && (spare == nullptr || node.order < spare->second.order)) spare = &entry;
   }
-  if (spare == nullptr) return false;
+  if (spare == nullptr) return keep_ranks(lost, reason);
   check_invariant(ready_ > 0, "a spare is ready");
   spare->second.state = State::kInRound;
   spare->second.was_in_round = true;
   --ready_;
   std::replace(members_.begin(), members_.end(), lost, spare->first);
+  if (draining_ && (draining_->node == lost || draining_->spare == lost)) draining_->spare = spare->first;
   pause_ = milliseconds(0);
   lead_round(reason + "; node " + describe_node(spare->second.join, spare->second.address) +
              " takes its ranks");
@@ -421,7 +448,7 @@ bool Coordinator::take_spare(NodeId lost, const Join& join, const std::string& r
 void Coordinator::abandon_round(Time now) {
   for (const NodeId id : members_) {
     const auto found = nodes_.find(id);
-    if (found == nodes_.end()) continue;
+    if (found == nodes_.end() || found->second.state == State::kLeaving) continue;
     found->second.state = State::kReady;
     ++ready_;
   }

@@ -105,6 +105,9 @@ class Coordinator {
   /// Workers of a round run, as far as it is known.
   bool runs() const { return phase_ == Phase::kRunning && !ended_; }
 
+  /// Nodes that leave by `ddpctl drain`, and what becomes of their ranks, since the last call.
+  std::vector<std::pair<std::string, std::string>> take_drains() { return std::exchange(drains_, {}); }
+
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
 
@@ -132,7 +135,8 @@ class Coordinator {
   // kForming: waiting for nodes. kLeading: the round is closed, waiting for its leader's port. kStopping:
   // waiting for the last worker to end. kPausing: before a restart.
   enum class Phase { kForming, kLeading, kRunning, kStopping, kPausing };
-  enum class State { kReady, kInRound, kSucceeded };  // kReady: none of its workers is alive
+  // kReady: none of its workers is alive. kLeaving: it is being drained, its workers may live.
+  enum class State { kReady, kInRound, kSucceeded, kLeaving };
   struct Node {
     Join join;
     std::string address;
@@ -146,6 +150,14 @@ class Coordinator {
     bool has_ended = false;     ///< its workers, after the job's end
   };
   using Nodes = std::unordered_map<NodeId, Node>;
+  struct Draining {
+    NodeId node;
+    std::string reason;
+    /// It takes the node's ranks in a round in place. The node keeps its workers, and gets its ranks back if
+    /// all spares are lost, until the spare has acknowledged that round.
+    std::optional<NodeId> spare = {};
+    bool told = false;  ///< the node
+  };
 
   void join(NodeId id, const Join& join, const std::string& address, Time now);
   void keep_out(NodeId id, const Join& join, const std::string& address);
@@ -178,6 +190,14 @@ class Coordinator {
   std::string describe_unfit() const;
   void go_on_after(const FormerRound& former, Time now);
   void finish_handover(Time now);
+  void drain(NodeId asker, const Drain& wish, Time now);
+  std::vector<NodeId> nodes_called(const std::string& wanted) const;
+  std::string drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
+  std::string begin_drain(NodeId id, Time now);
+  void tell_drained(bool replaced);
+  bool keep_ranks(NodeId lost, const std::string& reason);
+  void give_up_vote(NodeId id);
+  std::size_t staying() const;
   bool has_started() const { return running_since_ != Time(); }
   bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
   std::vector<NodeId> former_members() const;
@@ -231,6 +251,9 @@ class Coordinator {
   End without_others_;                  ///< then, if too few are left
   std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};  ///< before all workers restart
+  std::optional<Draining> draining_;    ///< one node at a time
+  std::set<std::string> drained_ids_;   ///< of nodes that must not come back
+  std::vector<std::pair<std::string, std::string>> drains_;
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<End> ended_;
   bool resigned_ = false;

@@ -75,7 +75,7 @@ bool Coordinator::in_minority() const {
 bool Coordinator::hand_over(const std::string& id, int signal, const std::string& reason, Time now) {
   const auto own = by_id_.find(id);
   const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
-  const std::size_t others = nodes_.size() - (own == by_id_.end() ? 0 : 1);
+  const std::size_t others = staying() - (own == by_id_.end() ? 0 : 1);
   if (!settings_.has_successors || needed || others < others_needed() || ended_ || resigned_ ||
       hands_over_at_ || (!has_started() && former_.number < 0))
     return false;
@@ -89,11 +89,12 @@ bool Coordinator::hand_over(const std::string& id, int signal, const std::string
 
 /// Nodes that are told to stop look for the next endpoint's coordinator, as after a loss.
 void Coordinator::finish_handover(Time now) {
-  if (nodes_.size() < others_needed())
+  if (staying() < others_needed())
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
-  const Handover handover{left_, restart_count_, restarts_used_,
+  const bool more = draining_ && std::ranges::count(voters_, draining_->node) > 0;
+  const Handover handover{left_ + (more ? 1 : 0), restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};
   for (const NodeId id : voters_)
     if (nodes_.contains(id))

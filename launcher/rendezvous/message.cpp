@@ -230,6 +230,7 @@ void visit(auto& fields, Ended& ended) {
   fields.optional_integer("epoch", epoch, 0, INT_MAX);
   fields.optional_integer("step", step, 0, INT_MAX);
   fields.optional_flag("starts_over", ended.reached.starts_over);
+  fields.optional_flag("drained", ended.drained);
   ended.reached.epoch = epoch.value_or(0), ended.reached.step = step.value_or(-1);
 }
 
@@ -241,6 +242,11 @@ void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 
 void visit(auto& fields, Summary& summary) {
   fields.integer("round", summary.round, 0, kMaxRound);
   fields.text("rank", summary.rank, kMaxSummary);
+}
+
+void visit(auto& fields, Drain& drain) {
+  fields.integer("request", drain.request, 0, INT_MAX);
+  fields.text("node", drain.node, kMaxName);
 }
 
 void visit(auto& fields, Waiting& waiting) {
@@ -298,6 +304,18 @@ void visit(auto& fields, End& end) {
   fields.optional_integer("user_signal", end.user_signal, 1, kMaxSignal);
 }
 
+void visit(auto& fields, DrainAnswer& answer) {
+  fields.integer("request", answer.request, 0, INT_MAX);
+  fields.flag("accepted", answer.accepted);
+  fields.text("text", answer.text, kMaxText);
+}
+
+void visit(auto& fields, Drained& drained) {
+  fields.integer("round", drained.round, 0, kMaxRound);
+  fields.text("reason", drained.reason, kMaxText);
+  fields.flag("replaced", drained.replaced);
+}
+
 void visit(auto& fields, Beat& beat) {
   fields.optional_integer("silent_ms", beat.silent_ms, 0, INT_MAX);
   fields.optional_integer("unknown_ms", beat.unknown_ms, 0, INT_MAX);
@@ -308,10 +326,11 @@ void visit(auto& fields, Beat& beat) {
 template <typename Messages>
 constexpr std::array<const char*, std::variant_size_v<Messages>> kTypes{};
 template <>
-constexpr std::array kTypes<NodeMessage>{"join",  "leading", "failed",  "succeeded",
-                                         "ended", "leave",   "summary", "beat"};
+constexpr std::array kTypes<NodeMessage>{"join",  "leading", "failed", "succeeded", "ended",
+                                         "leave", "summary", "beat",   "drain"};
 template <>
-constexpr std::array kTypes<CoordinatorMessage>{"waiting", "refused", "lead", "start", "stop", "end", "beat"};
+constexpr std::array kTypes<CoordinatorMessage>{"waiting", "refused", "lead",         "start",  "stop",
+                                                "end",     "beat",    "drain_answer", "drained"};
 
 template <typename Messages>
 std::string write(const Messages& messages) {

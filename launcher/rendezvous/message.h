@@ -130,6 +130,7 @@ struct Succeeded {
 struct Ended {
   int round = 0;
   Reached reached = {};  ///< by the node's workers in that round
+  bool drained = false;  ///< answers Drained: the node ends, and takes part in no round any more
   bool operator==(const Ended&) const = default;
 };
 
@@ -144,6 +145,13 @@ struct Summary {
   int round = 0;
   std::string rank;  ///< JSON (launcher/status/progress.h)
   bool operator==(const Summary&) const = default;
+};
+
+/// "That node is to leave the job, and the others go on" (ddpctl drain). Answered with DrainAnswer.
+struct Drain {
+  int request = 0;   ///< tells answers apart
+  std::string node;  ///< its name, node rank, or the beginning of its ddprun's id
+  bool operator==(const Drain&) const = default;
 };
 
 // From the coordinator.
@@ -202,6 +210,22 @@ struct End {
   bool operator==(const End&) const = default;
 };
 
+/// What becomes of a node that is to be drained, or why nothing does, in one line.
+struct DrainAnswer {
+  int request = 0;
+  bool accepted = false;
+  std::string text;
+  bool operator==(const DrainAnswer&) const = default;
+};
+
+/// "End your workers, answer with Ended, and leave the job, which goes on."
+struct Drained {
+  int round = 0;
+  std::string reason;
+  bool replaced = false;  ///< another node's workers have taken the ranks: there is nothing to save
+  bool operator==(const Drained&) const = default;
+};
+
 // From either side.
 
 inline constexpr int kBeatsPerTimeout = 4;
@@ -216,8 +240,8 @@ struct Beat {
   bool operator==(const Beat&) const = default;
 };
 
-using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Summary, Beat>;
-using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat>;
+using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Summary, Beat, Drain>;
+using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat, DrainAnswer, Drained>;
 
 /// The other side's bytes violate the protocol, or are not signed with our token. One line.
 struct ProtocolError : std::runtime_error {

@@ -82,6 +82,8 @@ std::optional<EndedByPeers> NodeLink::end_reason() const {
     if (const auto* end = std::get_if<End>(&message))
       return EndedByPeers{end->reason, end->dump_stacks, end->user_signal};
     if (const auto* refused = std::get_if<Refused>(&message)) return EndedByPeers{refused->reason};
+    if (const auto* drained = std::get_if<Drained>(&message))
+      return EndedByPeers{drained->reason, false, {}, /*drained=*/true, drained->replaced};
   }
   return {};
 }
@@ -247,6 +249,10 @@ asio::awaitable<void> NodeLink::listen() {
     if (const auto* beat = std::get_if<Beat>(&message)) {
       signs_.job = signs_in(*beat, Clock::now());
       if (beat->silent_ms) events_.push(PeerEvent{});  // silent workers may count as hung now
+      continue;
+    }
+    if (const auto* answer = std::get_if<DrainAnswer>(&message)) {
+      if (settings_.answered) settings_.answered(*answer);
       continue;
     }
     if (const auto* waiting = std::get_if<Waiting>(&message)) {

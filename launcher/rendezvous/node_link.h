@@ -66,6 +66,7 @@ class NodeLink {
     std::string finder;  ///< whom find asks, for messages
     /// What to tell the coordinator about this node's workers now and then, if it wants to know.
     std::function<std::vector<Summary>()> summaries;
+    std::function<void(const DrainAnswer&)> answered;  ///< called with each answer to a Drain
   };
 
   /// Starts to connect, and retries until the timeout.
@@ -100,6 +101,7 @@ class NodeLink {
   const Endpoint& endpoint() const { return search_.endpoint(); }
   bool was_connected() const { return connection_ != nullptr; }
   bool has_joined() const { return node_timeout_.count() > 0; }
+  bool can_ask() const { return has_joined() && !finished() && !job_ended_; }
   const FormerRound& former() const { return settings_.join.former; }
   /// The address that this node gave others to reach it.
   const std::string& join_address() const { return settings_.join.address; }

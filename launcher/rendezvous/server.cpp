@@ -201,6 +201,8 @@ void CoordinatorServer::warn(const std::string& line) {
 /// Sends what the coordinator decided.
 void CoordinatorServer::deliver() {
   open_or_close_port();  // before the node of rank 0 reserves the port
+  for (const auto& [node, text] : coordinator_.take_drains())
+    if (on_drain_) on_drain_(node, text);
   for (auto& [id, message] : coordinator_.take_messages()) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;

@@ -100,6 +100,10 @@ class CoordinatorServer {
   void on_change(std::function<void()> callback) { on_change_ = std::move(callback); }
 
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
+  /// Called for a node that is being drained, with what becomes of its ranks.
+  void on_drain(std::function<void(const std::string& node, const std::string& text)> callback) {
+    on_drain_ = std::move(callback);
+  }
   /// Called with the summaries of joined nodes.
   void on_summary(std::function<void(const std::string& node, const Summary& summary)> callback) {
     on_summary_ = std::move(callback);
@@ -130,6 +134,7 @@ class CoordinatorServer {
   Id next_id_ = 0;
   std::function<void()> on_all_gone_, on_change_;
   std::function<void(const std::string&, const Summary&)> on_summary_;
+  std::function<void(const std::string&, const std::string&)> on_drain_;
 };
 
 }  // namespace ddprun::launcher

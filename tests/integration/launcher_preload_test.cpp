@@ -1,8 +1,10 @@
 // --preload: workers are forks of a Python that has imported modules, and nobody can tell.
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/integration/job.h"
 

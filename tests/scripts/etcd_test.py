@@ -26,6 +26,7 @@ import unittest
 from waiting import wait_for
 
 DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
+DDPCTL = str(pathlib.Path(DDPRUN).with_name("ddpctl"))
 SKIPPED = 4
 NODE_TIMEOUT = 3
 # The port tells rounds apart.
@@ -320,6 +321,59 @@ class Jobs(unittest.TestCase):
         nodes = [self.start(program=["sh", "-c", "exit 7"], nnodes="2") for _ in range(2)]
         self.assertEqual([node.wait() for node in nodes], [7, 7])
         self.assertEqual(self.etcd.keys(), [])
+
+    # -- a node that is drained --
+
+    def drain(self, node, wanted):
+        """The exit code of ddpctl drain, asked on the node, and what it prints."""
+        done = subprocess.run([DDPCTL, "drain", str(wanted), str(node.process.pid)], env={**os.environ, "DDPRUN_CONTROL_DIR": self.folder / "ctl"},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
+        return done.returncode, done.stdout
+
+    def test_a_drained_node_leaves_an_elastic_job_and_is_never_elected(self):
+        control = {"DDPRUN_CONTROL_DIR": self.folder / "ctl"}
+        nodes = [self.start(nnodes="1:3", **control) for _ in range(3)]
+        wait_for(lambda: all(node.begun(3) for node in nodes))
+        (first,) = (node for node in nodes if node.has_coordinator())
+        record = self.etcd.value("/ddprun/job/round")
+        code, said = self.drain(first, record["members"].index(record["id"]))
+        self.assertEqual(code, 1)
+        self.assertIn("send SIGTERM to its ddprun instead, and another node takes its place", said)
+        code, said = self.drain(nodes[2], (record["members"].index(record["id"]) + 1) % 3)
+        self.assertEqual(code, 0, said)
+        wait_for(lambda: any(node.process.poll() == 0 for node in nodes))
+        (drained,) = (node for node in nodes if node.process.poll() == 0)
+        self.assertIn("is drained: it has left the job", drained.err())
+        (other,) = (node for node in nodes if node not in (first, drained))
+        wait_for(lambda: first.begun(2) and other.begun(2))
+        self.assertEqual(len(self.etcd.value("/ddprun/job/round")["members"]), 2)
+        first.process.kill()
+        wait_for(lambda: other.begun(1))
+        self.go()
+        self.check_ended(other)
+
+    def test_a_spare_takes_a_drained_nodes_place(self):
+        control = {"DDPRUN_CONTROL_DIR": self.folder / "ctl"}
+        first = self.start("--spares=1", nnodes="2", **control)
+        wait_for(first.has_coordinator)
+        others = [self.start("--spares=1", nnodes="2", **control) for _ in range(2)]
+        wait_for(lambda: first.begun(2) and any("standing by" in node.err() for node in others))
+        (spare,) = (node for node in others if "standing by" in node.err())
+        (member,) = (node for node in others if node is not spare)
+        self.etcd.kill()
+        wait_for(lambda: "does not answer" in first.err())
+        record_rank = 1 if first.begun(2) and " 0 " in first.out() else 0
+        code, said = self.drain(spare, record_rank)
+        self.assertEqual(code, 1)
+        self.assertIn("etcd does not answer, so no round could follow", said)
+        self.etcd.start()
+        wait_for(lambda: "answers again" in first.err())
+        code, said = self.drain(spare, record_rank)
+        self.assertEqual(code, 0, said)
+        self.assertEqual(member.wait(), 0)
+        wait_for(lambda: len(first.begun(2)) == 2 and spare.begun(2))
+        self.go()
+        self.check_ended(first, spare)
 
     # -- etcd that is lost --
 

@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
                  error.what());
     return 2;
   }
-  long long rounds = 0, in_place = 0, takeovers = 0, successes = 0, completed = 0, repeated = 0;
+  long long rounds = 0, in_place = 0, takeovers = 0, successes = 0, completed = 0, repeated = 0, drains = 0;
   const auto run_one = [&](unsigned seed) {
     if (takeover)
       return run<TakeoverSimulation>(
@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
           [&](const TakeoverSimulation& job) {
             takeovers += std::max(job.takeovers(), 0);
             successes += job.succeeded() ? 1 : 0;
+            drains += job.drains();
           },
           slowest_clock);
     if (links)
@@ -98,15 +99,18 @@ int main(int argc, char** argv) {
     return run<JobSimulation>(seed, traced, [&](const JobSimulation& job) {
       rounds += job.rounds();
       in_place += job.rounds_in_place();
+      drains += job.drains();
     });
   };
   for (unsigned seed = first; seed != first + count; ++seed)
     if (!run_one(seed)) return EXIT_FAILURE;
   if (takeover || links)
-    std::printf("%u jobs, %lld takeovers, %lld successes: all promises kept\n", count, takeovers, successes);
+    std::printf("%u jobs, %lld takeovers, %lld successes, %lld drains: all promises kept\n", count, takeovers,
+                successes, drains);
   else if (steps)
     std::printf("%u trainings, %lld steps, %lld recoveries, %lld steps computed again: all promises kept\n",
                 count, completed, rounds, repeated);
   else
-    std::printf("%u jobs, %lld rounds, %lld of them in place: all promises kept\n", count, rounds, in_place);
+    std::printf("%u jobs, %lld rounds, %lld of them in place, %lld drains: all promises kept\n", count,
+                rounds, in_place, drains);
 }

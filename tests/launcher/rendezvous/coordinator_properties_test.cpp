@@ -14,12 +14,13 @@ namespace {
 // What is promised: job_oracle.cpp. What happens: job_simulation_nodes.cpp.
 TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinator]") {
   std::map<int, int> ends;
-  int restarted = 0, in_place = 0;
+  int restarted = 0, in_place = 0, drains = 0;
   for (unsigned seed = 1; seed <= kSeeds; ++seed) {
     const auto simulation = run_seed<JobSimulation>(seed);
     ++ends[simulation->end().exit_code];
     if (simulation->rounds() > 1) ++restarted;
     if (simulation->rounds_in_place() > 0) ++in_place;
+    drains += simulation->drains();
   }
   // Else it would have proved little.
   for (const int code : {0, 1, 7, 124, 125, 127, 130, 139, 143}) {
@@ -29,18 +30,21 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
   CHECK(ends[0] > static_cast<int>(kSeeds) / 5);
   CHECK(restarted > static_cast<int>(kSeeds) / 5);
   CHECK(in_place > static_cast<int>(kSeeds) / 40);
+  CHECK(drains > static_cast<int>(kSeeds) / 20);
 }
 
 TEST_CASE("a lost coordinator's place is taken once, however the network breaks", "[takeover]") {
-  int takeovers = 0, successes = 0;
+  int takeovers = 0, successes = 0, drains = 0;
   for (unsigned seed = 1; seed <= kSeeds; ++seed) {
     const auto simulation = run_seed<TakeoverSimulation>(seed);
+    drains += simulation->drains();
     takeovers += std::max(simulation->takeovers(), 0);
     successes += simulation->succeeded() ? 1 : 0;
   }
   // Else it would have proved little.
   CHECK(takeovers > static_cast<int>(kSeeds) / 20);
   CHECK(successes > static_cast<int>(kSeeds) / 3);
+  CHECK(drains > static_cast<int>(kSeeds) / 10);
 }
 
 TEST_CASE("the same holds where nodes and coordinators talk over their real connections", "[takeover]") {

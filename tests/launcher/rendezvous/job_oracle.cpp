@@ -51,6 +51,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   promise(!said<Summary>(cause) || std::none_of(messages.begin(), messages.end(), answers) ||
               all<Refused>(messages).empty(),
           "a node is refused for its summary");
+  check_drain(cause, messages);
   check_lead(id, cause, messages);
   check_start(messages);
   check_stop(id, cause, messages);
@@ -58,6 +59,9 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   check_each(messages);
   // Only now: a signal may end the job for all, him who left included.
   if (said<Leave>(cause) && nodes_.count(id) > 0) nodes_[id].standing = Standing::kGone;
+  const auto* over = said<Ended>(cause);
+  if (over && over->drained && nodes_.count(id) > 0 && nodes_[id].leaving)
+    nodes_[id].standing = Standing::kGone;
 }
 
 void JobOracle::note_input(Id id, const Cause& cause) {
@@ -74,6 +78,26 @@ void JobOracle::note_input(Id id, const Cause& cause) {
     succeeded_.insert(id);
 }
 
+/// Enough nodes stay, and one leaves at a time.
+void JobOracle::check_drain(const Cause& cause, const Outgoing& messages) {
+  const auto* wish = said<Drain>(cause);
+  for (const auto& [asker, answer] : all<DrainAnswer>(messages)) {
+    promise(wish != nullptr && !answer.text.empty(), "an answer to nobody");
+    if (!answer.accepted) continue;
+    ++drains_;
+    int stay = 0;
+    for (auto& [id, node] : nodes_) {
+      if (!present(id)) continue;
+      promise(!node.leaving, "two nodes are drained at once");
+      if (node.join.id.starts_with(wish->node))
+        node.leaving = true;
+      else
+        ++stay;
+    }
+    promise(stay >= settings_.min_nodes, "a node is drained that is needed");
+  }
+}
+
 /// Who may be told what, whatever else it means.
 void JobOracle::check_each(const Outgoing& messages) {
   for (const auto& [id, message] : messages) {
@@ -84,6 +108,13 @@ void JobOracle::check_each(const Outgoing& messages) {
             who + "a message after it was lost, refused or told the end");
     if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message))
       node.standing = Standing::kGone;
+    promise(!node.told || node.standing == Standing::kGone || std::holds_alternative<Beat>(message) ||
+                std::holds_alternative<DrainAnswer>(message),
+            who + "a message after it was told to leave");
+    if (std::holds_alternative<Drained>(message)) {
+      promise(node.leaving, who + "is drained unasked");
+      node.told = true;
+    }
     if (const auto* lead = std::get_if<Lead>(&message)) {
       promise(lead->round > led_round_, who + "round numbers do not grow");
       promise(!node.open_round || leads_in_place_, who + "leads before it has ended its former round");
@@ -103,7 +134,7 @@ void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messag
   }
   if (said<Leave>(cause)) leaving.insert(sender);
   leads_in_place_ = std::any_of(members_.begin(), members_.end(), [&](Id id) {
-    return present(id) && leaving.count(id) == 0 && nodes_.at(id).open_round &&
+    return present(id) && leaving.count(id) == 0 && !nodes_.at(id).leaving && nodes_.at(id).open_round &&
            nodes_.at(id).stopped_round < *nodes_.at(id).open_round;
   });
   if (!leads_in_place_) return;
@@ -130,7 +161,9 @@ void JobOracle::check_start(const Outgoing& messages) {
     Id& place = by_rank[static_cast<std::size_t>(start.group_rank)];
     promise(place == 0, "two nodes of one group rank");
     place = id;
-    const bool goes_on = leads_in_place_ && std::count(members_.begin(), members_.end(), id) > 0;
+    // A node that was to be drained keeps its ranks if no spare lives to take them.
+    const bool keeps = std::exchange(node.leaving, false) && node.open_round;
+    const bool goes_on = leads_in_place_ && (keeps || std::count(members_.begin(), members_.end(), id) > 0);
     promise(node.open_round.has_value() == goes_on,
             goes_on ? "a node without workers goes on" : "a start before the former round has ended");
     promise(start.in_place == leads_in_place_, "a start in another way than it was led");
@@ -167,7 +200,8 @@ void JobOracle::check_in_place(const std::vector<Id>& by_rank) {
   promise(by_rank.size() == members_.size(), "a round in place of another size");
   for (std::size_t i = 0; i < by_rank.size(); ++i) {
     if (by_rank[i] == members_[i]) continue;
-    promise(settings_.in_place && !present(members_[i]), "a node that lives is replaced");
+    promise(settings_.in_place && (!present(members_[i]) || nodes_.at(members_[i]).leaving),
+            "a node that lives is replaced");
     promise(nodes_.at(by_rank[i]).join.workers == nodes_.at(members_[i]).join.workers,
             "a node is replaced by one with another number of workers");
   }
@@ -200,7 +234,7 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
     stopped.insert(id);
   }
   for (const Id id : members_)
-    if (present(id)) expected.insert(id);
+    if (present(id) && !nodes_.at(id).leaving) expected.insert(id);
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (stopped.count(id) == 0) expected.erase(id);
   if (said<Leave>(cause)) expected.erase(sender);

@@ -33,6 +33,7 @@ class JobOracle {
   void check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended);
 
   int rounds_in_place() const { return rounds_in_place_; }
+  int drains() const { return drains_; }
 
  private:
   enum class Standing { kPresent, kGone };  // kGone: refused, lost or left, or the job is over
@@ -42,10 +43,12 @@ class JobOracle {
     std::size_t order = 0;
     std::optional<int> open_round;  ///< that it was started in and has not ended
     int stopped_round = -1;
-    bool ran = false;  ///< its workers
+    bool ran = false;                    ///< its workers
+    bool leaving = false, told = false;  ///< to be drained; and knows it
   };
 
   void note_input(Id id, const Cause& cause);
+  void check_drain(const Cause& cause, const Outgoing& messages);
   void check_each(const Outgoing& messages);
   void check_lead(Id id, const Cause& cause, const Outgoing& messages);
   void check_start(const Outgoing& messages);
@@ -62,7 +65,7 @@ class JobOracle {
   int led_round_ = -1, started_round_ = -1;
   Id leader_ = 0;
   bool leads_in_place_ = false;
-  int rounds_in_place_ = 0;
+  int rounds_in_place_ = 0, drains_ = 0;
   int restarts_ = 0;
   bool over_ = false;
 };

@@ -31,6 +31,7 @@ class JobSimulation {
   const End& end() const { return *coordinator_.ended(); }
   int rounds() const { return last_round_ + 1; }
   int rounds_in_place() const { return oracle_.rounds_in_place(); }
+  int drains() const { return oracle_.drains(); }
 
  private:
   using Clock = Coordinator::Clock;
@@ -60,6 +61,7 @@ class JobSimulation {
   CoordinatorSettings random_settings();
   void plan();
   void disturb();
+  void drain();
   void add_node(std::optional<int> node_rank);
   void talk_nonsense(Id id);
   NodeMessage random_message();

@@ -25,6 +25,8 @@ void JobSimulation::plan() {
   const auto time = std::chrono::duration_cast<Milliseconds>(calm_ - now_).count();
   for (unsigned i = 0; i < disturbances; ++i)
     after(up_to(static_cast<unsigned>(time)), [this] { disturb(); });
+  for (unsigned drains = below(4); drains > 0; --drains)
+    after(up_to(static_cast<unsigned>(time)), [this] { drain(); });
 }
 
 void JobSimulation::disturb() {
@@ -62,6 +64,14 @@ void JobSimulation::disturb() {
   }
 }
 
+/// Somebody asks for it, on any node.
+void JobSimulation::drain() {
+  const Id id = random_node();
+  if (id == 0) return;
+  note(id, "is to be drained");
+  say(random_node(), Drain{1, nodes_.at(id).join.id});
+}
+
 JobSimulation::Id JobSimulation::random_node() {
   std::vector<Id> alive;
   for (const auto& [id, node] : nodes_)
@@ -75,6 +85,7 @@ void JobSimulation::add_node(std::optional<int> node_rank) {
   Node& node = nodes_[id];
   Join& join = node.join;
   join.node = names.at(below(5));
+  join.id = "node of number " + std::to_string(id) + ".";
   join.node_rank = node_rank;
   join.min_nodes = settings_.min_nodes + (chance(2) ? 1 : 0);
   join.max_nodes = settings_.max_nodes;
@@ -153,10 +164,18 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
       throw BrokenPromise("a start while workers of another round live");
     if (node.honest && node.running && *node.running >= start->number)
       throw BrokenPromise("a round in place that is not newer than the workers' own");
+    say(id, Beat{.begun = start->number});
     if (node.running && chance(unable_)) return decline(id, start->number);
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
+  } else if (const auto* drained = std::get_if<Drained>(&message)) {
+    const int round = drained->round;
+    after(up_to(60), [this, id, round] {
+      nodes_.at(id).running.reset();
+      say(id, Ended{round, {}, /*drained=*/true});
+      after(up_to(20), [this, id] { hang_up(id); });
+    });
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
     const auto* end = std::get_if<End>(&message);
     if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded)

@@ -35,6 +35,8 @@ std::vector<NodeMessage> node_messages() {
           Succeeded{1'000'000'000},
           Ended{1},
           Ended{1, {2, 300, true}},
+          Ended{1, {}, true},
+          Drain{7, "n2"},
           Leave{2},
           Summary{3, R"({"rank": 4, "state": "running"})"},
           Beat{},
@@ -47,6 +49,8 @@ std::vector<CoordinatorMessage> coordinator_messages() {
           Waiting{0, 1, 1, true, 0},
           Waiting{1, 1, 2, false, 0, 1000},
           Refused{"node rank 1 is taken"},
+          DrainAnswer{7, true, "node n2 leaves the job; it stood by"},
+          Drained{5, "node n2 is drained", true},
           Lead{5},
           Start{.number = 1,
                 .group_rank = 2,
@@ -127,9 +131,9 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
       const std::set<std::string> may_be_missing = {
-          "type",       "node_rank",       "summary_ms", "silent_ms", "dump_stacks", "unknown_ms",
-          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over", "user_signal",
-          "begun"};
+          "type",        "node_rank",   "summary_ms",      "silent_ms", "dump_stacks",
+          "unknown_ms",  "hands_over",  "former_pause_ms", "epoch",     "step",
+          "starts_over", "user_signal", "begun",           "drained"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
@@ -182,7 +186,8 @@ TEST_CASE("a number out of its range is refused", "[message]") {
       {1, 2147483647, {"summary_ms"}},
       {0,
        2147483647,
-       {"node_timeout_ms", "silent_ms", "unknown_ms", "pause_ms", "former_pause_ms", "epoch", "step"}}};
+       {"node_timeout_ms", "silent_ms", "unknown_ms", "pause_ms", "former_pause_ms", "epoch", "step",
+        "request"}}};
   const auto range_of = [&](const std::string& type, const std::string& field) -> std::pair<int, int> {
     if (field == "exit_code") return {type == "end" ? 0 : 1, 255};  // a failure is not 0
     for (const Range& range : ranges)

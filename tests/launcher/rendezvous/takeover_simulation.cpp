@@ -31,6 +31,7 @@ std::size_t host_of(const Endpoint& endpoint) { return std::stoul(endpoint.host.
 
 TakeoverSimulation::TakeoverSimulation(unsigned seed, std::vector<std::string>* trace, double slowest_clock)
     : random_(seed),
+      drain_random_(seed),
       trace_(trace),
       calm_(now_ + kDisturbed),
       hosts_(2 + below(5)),
@@ -79,6 +80,9 @@ void TakeoverSimulation::run() {
     on(host, up_to(chance(80) ? 20 : 400), [this, host] { begin(host); });
   for (unsigned i = below(8); i > 0; --i)
     after(up_to(static_cast<unsigned>(kDisturbed.count())), [this] { disturb(); });
+  for (unsigned i = drain_random_() % 4; i > 0; --i)
+    after(Milliseconds(drain_random_() % static_cast<unsigned>(kDisturbed.count())),
+          [this, host = drain_random_() % hosts_.size()] { drain(host); });
   after(kDisturbed, [this] { network_.mend(); });
   after(kDisturbed + by_slowest(kSettled), [this] { check_progress(); });
   while (!events_.empty()) {
@@ -161,6 +165,22 @@ void TakeoverSimulation::leave(Host host) {
   deliver(host);
 }
 
+/// Somebody asks for it, on any node.
+void TakeoverSimulation::drain(Host host) {
+  const Host asker = drain_random_() % hosts_.size();
+  const Program& program = hosts_[asker];
+  if (!program.alive || program.over || !program.connection || now_ < program.paused_until) return;
+  note(asker, "wants h" + std::to_string(host) + " to leave");
+  send(*program.connection, Drain{1, endpoint_of(host).host});
+}
+
+/// It has ended its workers, and does not look for another coordinator.
+void TakeoverSimulation::leave_drained(Host host, std::size_t connection, int round) {
+  ++drains_;
+  if (hosts_[host].connection == connection) send(connection, Ended{round, {}, /*drained=*/true});
+  finish(host, End{0, "drained"});
+}
+
 std::string TakeoverSimulation::id_of(Host host) const {
   return endpoint_of(host).host + " " + std::to_string(hosts_[host].life);
 }
@@ -219,8 +239,8 @@ void TakeoverSimulation::ask(Host host) {
     if (host == 0 && program.life > 0 && !membership.lost()) return finish(host);
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
-    settings.own_id = id_of(host);
     if (membership.lost()) settings.lost_at = membership.asking_since();
+    settings.own_id = id_of(host);
     program.coordinator.emplace(settings, clock(host));
     tick(host, ++program.term);
   }
@@ -408,7 +428,7 @@ void TakeoverSimulation::check_progress() const {
   bool may_host = hosts_[0].alive && !hosts_[0].over;
   for (Host host = 0; host < hosts_.size(); ++host) {
     const Program& program = hosts_[host];
-    if (!program.alive || program.over || program.refused) continue;
+    if (!program.alive || program.over || program.refused || program.drained) continue;
     waiting.push_back(&program);
     if (listens(host) && has_started(life_of(host))) started = host;
     if (!program.membership) continue;
@@ -432,6 +452,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
   Program& program = hosts_[host];
   program.missed_beats = 0;
   if (program.over) return;
+  if (program.drained && std::holds_alternative<Start>(message))
+    throw BrokenPromise("a drained node takes part again");
   const auto say_later = [&](unsigned ms, NodeMessage answer) {
     on(host, up_to(ms), [this, host, connection, answer = std::move(answer)] {
       if (hosts_[host].connection == connection) send(connection, answer);
@@ -466,6 +488,11 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
       hosts_[host].running.reset();
       send(connection, Ended{round});
     });
+  } else if (const auto* drained = std::get_if<Drained>(&message)) {
+    program.drained = true;
+    on(host, up_to(kEnding.count()),
+       [this, host, connection, round = drained->round] { leave_drained(host, connection, round); });
+  } else if (program.drained) {  // whatever else is said does not matter any more
   } else if (const auto* refused = std::get_if<Refused>(&message)) {
     refuse(host, connection, refused->reason);
   } else if (const auto* end = std::get_if<End>(&message)) {
@@ -496,6 +523,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   if (program.over) return;
   note(host, "has lost h" + std::to_string(connections_[connection].coordinator));
   program.connection.reset();
+  if (program.drained) return;
   if (!program.joined && program.membership->lost())
     return ask_next(host, hung_up ? Search::Answer::kHungUp : Search::Answer::kSilent, Milliseconds(1));
   const Endpoint lost = endpoint_of(connections_[connection].coordinator);

@@ -45,6 +45,7 @@ class TakeoverSimulation {
 
   int takeovers() const { return static_cast<int>(starters_.size()) - 1; }
   bool succeeded() const { return succeeded_; }
+  int drains() const { return drains_; }  ///< nodes that have left
 
  private:
   using Clock = Coordinator::Clock;
@@ -75,6 +76,7 @@ class TakeoverSimulation {
     bool joined = false;
     bool leaves = false;   ///< its user has ended it: it ends once it has handed over
     bool refused = false;  ///< by a coordinator that took over
+    bool drained = false;
     bool succeeded = false;
     std::optional<std::pair<Life, int>> running;  ///< whose round its workers are of
     int missed_beats = 0;
@@ -106,6 +108,7 @@ class TakeoverSimulation {
   void announce_halfway(Host coordinator);
   void kill(Host host, bool with_power);
   void leave(Host host);
+  void drain(Host host);
   void start_again(Host host);
   bool carries(Host from, Host to) const;
   bool reach(Host a, Host b) const { return carries(a, b) && carries(b, a); }
@@ -126,6 +129,7 @@ class TakeoverSimulation {
   void lose(Host host, std::size_t connection, bool hung_up);
   void refuse(Host host, std::size_t connection, const std::string& reason);
   void finish(Host host, const std::optional<End>& end = {});
+  void leave_drained(Host host, std::size_t connection, int round);
   void tick(Host host, int term);
   void deliver(Host host);
   void hang_up(Host host);
@@ -135,7 +139,7 @@ class TakeoverSimulation {
   void check_workers() const;
   void check_progress() const;
 
-  std::mt19937 random_;
+  std::mt19937 random_, drain_random_;
   std::vector<std::string>* trace_;
   Time now_ = Time() + std::chrono::hours(1), start_ = now_, calm_, last_start_;
   CoordinatorSettings settings_;
@@ -150,6 +154,7 @@ class TakeoverSimulation {
   std::map<Life, LastRound> last_rounds_;  ///< of each coordinator
   bool disturbed_ = false;
   bool succeeded_ = false;
+  int drains_ = 0;
 };
 
 }  // namespace ddprun::test

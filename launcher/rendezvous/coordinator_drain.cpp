@@ -1,0 +1,127 @@
+#include <algorithm>
+
+#include <ddprun/common/text.h>
+#include "launcher/rendezvous/admission.h"
+#include "launcher/rendezvous/coordinator.h"
+
+// How a node leaves the job by `ddpctl drain`, so that nothing is lost that its workers have done: under
+// --recover=rank a spare takes its ranks; otherwise all workers save and end, and a round without it follows.
+
+namespace ddprun::launcher {
+namespace {
+
+constexpr std::size_t kShortestId = 8;  // as ddpctl ps shows it
+
+}  // namespace
+
+/// Nodes that are not being drained.
+std::size_t Coordinator::staying() const { return nodes_.size() - (draining_ ? 1 : 0); }
+
+void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
+  const auto found = nodes_called(wish.node);
+  std::string text = drain_problem(wish.node, found);
+  const bool accepted = text.empty();
+  // First of all messages: the asker may be the node that leaves.
+  const auto place = static_cast<std::ptrdiff_t>(messages_.size());
+  if (accepted) {
+    text = begin_drain(found.front(), now);
+    drains_.emplace_back(nodes_.at(found.front()).join.node, text);
+  }
+  messages_.emplace(messages_.begin() + place, asker, DrainAnswer{wish.request, accepted, text});
+}
+
+std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wanted) const {
+  std::vector<NodeId> found;
+  for (const auto& [id, node] : nodes_)
+    if (node.join.node == wanted || (wanted.size() >= kShortestId && node.join.id.starts_with(wanted)))
+      found.push_back(id);
+  const auto rank = parse_integer(wanted, 0, settings_.max_nodes - 1);
+  if (!found.empty() || !rank || static_cast<std::size_t>(*rank) >= members_.size()) return found;
+  const NodeId member = members_[static_cast<std::size_t>(*rank)];
+  return nodes_.contains(member) ? std::vector{member} : found;
+}
+
+/// Why nothing happens; empty: the node can leave.
+std::string Coordinator::drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const {
+  if (hands_over_at_)
+    return "the coordinator's node is leaving the job; try again when another has its place";
+  if (found.empty())
+    return "the job has no node " + single_quoted(shortened(printable(wanted), kShortestId * 8)) + ": " +
+           first_few(describe_nodes());
+  if (found.size() > 1)
+    return std::to_string(found.size()) + " nodes of the job are called " + single_quoted(printable(wanted)) +
+           ": expected a node rank, or the JOB that ddpctl ps shows for the node's ddprun";
+  const Node& node = nodes_.at(found.front());
+  const std::string name = "node " + describe_node(node.join, node.address);
+  if (!settings_.own_id.empty() && node.join.id == settings_.own_id)
+    return name + " has the coordinator and cannot be drained: " +
+           (settings_.has_successors && (elastic() || !is_needed(found.front()))
+                ? "send SIGTERM to its ddprun instead, and another node takes its place"
+                : "end the job with ddpctl stop instead, and start it again without this node");
+  if (draining_) {
+    const Node& other = nodes_.at(draining_->node);
+    return "node " + describe_node(other.join, other.address) + " is already leaving the job" +
+           (draining_->node == found.front() ? "" : "; try again when it has left");
+  }
+  if (!has_started()) return "the job is still waiting for its nodes; try again when its workers run";
+  const bool works = node.state != State::kReady;
+  if (works && phase_ == Phase::kRunning && unfinished_ < members_.size())
+    return "workers have succeeded: the job is about to end";
+  if (works && !reaches_etcd_)
+    return "etcd does not answer, so no round could follow; try again when it does";
+  if (nodes_.size() - 1 < static_cast<std::size_t>(settings_.min_nodes))
+    return "without " + name + " the job would have " + std::to_string(nodes_.size() - 1) + " of at least " +
+           std::to_string(settings_.min_nodes) + " nodes, and there is no spare";
+  return "";
+}
+
+/// returns  what becomes of the node's ranks, for the user
+std::string Coordinator::begin_drain(NodeId id, Time now) {
+  Node& node = nodes_.at(id);
+  const std::string name = "node " + describe_node(node.join, node.address);
+  const State before = std::exchange(node.state, State::kLeaving);
+  draining_ = Draining{id, name + " is drained"};
+  if (!node.join.id.empty()) drained_ids_.insert(node.join.id);
+  const bool stands_by = before == State::kReady && std::ranges::count(members_, id) == 0;
+  if (before == State::kReady) --ready_;
+  if (before == State::kReady || phase_ == Phase::kStopping) {
+    tell_drained(/*replaced=*/false);
+    return name + (stands_by ? " leaves the job; it stood by" : " leaves the job before its next round");
+  }
+  if (phase_ == Phase::kLeading && in_place_.empty()) {  // its workers have not started
+    tell_drained(/*replaced=*/false);
+    abandon_round(now);
+    return name + " leaves the job before its next round";
+  }
+  if (take_spare(id, node.join, draining_->reason))
+    return in_place_ + ", and the other workers go on if their program can";
+  const Node* next = nullptr;
+  for (const auto& [other, each] : nodes_)
+    if (each.state == State::kReady && (next == nullptr || each.order < next->order)) next = &each;
+  stop_round(draining_->reason, std::chrono::milliseconds(0));
+  return name + " is drained; all workers save and restart " +
+         (next == nullptr
+              ? "without it, on " + std::to_string(staying()) + (staying() == 1 ? " node" : " nodes")
+              : "with node " + describe_node(next->join, next->address) + " in its place");
+}
+
+void Coordinator::tell_drained(bool replaced) {
+  if (!draining_ || std::exchange(draining_->told, true)) return;
+  send(draining_->node, Drained{std::max(round_, 0), draining_->reason, replaced});
+}
+
+/// The spare for a node that is being drained is lost, and there is no other: the node stays after all.
+bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
+  if (!draining_ || draining_->told || draining_->spare != lost) return false;
+  const NodeId id = draining_->node;
+  draining_.reset();
+  Node& node = nodes_.at(id);
+  node.state = State::kInRound;
+  drained_ids_.erase(node.join.id);
+  std::replace(members_.begin(), members_.end(), lost, id);
+  lead_round(reason + "; node " + describe_node(node.join, node.address) + " keeps its ranks");
+  drains_.emplace_back(node.join.node, in_place_);
+  return true;
+}
+
+}  // namespace ddprun::launcher

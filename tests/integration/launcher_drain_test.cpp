@@ -1,0 +1,203 @@
+// ddpctl drain: a node leaves a job, and the others go on.
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include <ddprun/common/files.h>
+#include <ddprun/common/worker_env.h>
+#include "tests/integration/node_job.h"
+
+namespace ddprun::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// The nodes of a job that ddpctl sees. A worker runs until the file "go" is there; when it is asked to end,
+/// it saves until "saved" is there.
+struct DrainedJob {
+  explicit DrainedJob(std::vector<std::string> flags) : flags_(std::move(flags)) {
+    flags_.insert(flags_.end(), {"--nproc-per-node=1", "--node-timeout=20"});
+  }
+  /// Starts another one, and waits until it has written this.
+  Child& start(const std::string& line, const std::vector<std::string>& actions = {}) {
+    const std::string at = folder.path();
+    auto own = flags_;
+    own.insert(own.end(), {"--events-json=" + at + "/events" + std::to_string(nodes.size()),
+                           "--result-json=" + at + "/result" + std::to_string(nodes.size())});
+    const std::string text =
+        "cd " + at +
+        "; trap 'echo saving; until [ -e saved ]; do sleep 0.05; done; echo saved $RANK; "
+        "exit 3' TERM; echo begin $RANK of $WORLD_SIZE; until [ -e go ]; do sleep 0.05; done";
+    const auto all = nodes.flags(own);
+    Command command = actions.empty() ? script(all, text) : job(all, actions);
+    command.env["DDPRUN_CONTROL_DIR"] = at + "/ctl";
+    Child& node = nodes.add(std::move(command));
+    if (line.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has joined, silently
+    REQUIRE((line.empty() || wait_until([&] { return count_of(line, node.out() + node.err()) > 0; })));
+    return node;
+  }
+  Finished ctl(std::size_t node, std::vector<std::string> words) {
+    words.insert(words.begin(), DDPCTL_PROGRAM);
+    words.push_back(std::to_string(nodes.node(node).pid()));
+    Command command{std::move(words)};
+    command.env["DDPRUN_CONTROL_DIR"] = (folder.path() / "ctl").string();
+    return Finished(command);
+  }
+  void touch(const char* name) const { std::ofstream(folder.path() / name).close(); }
+  json result(std::size_t node) const {
+    return json::parse(read_file(folder.path() / ("result" + std::to_string(node))));
+  }
+  std::string events(std::size_t node) const {
+    return read_file(folder.path() / ("events" + std::to_string(node)));
+  }
+
+  TempDir folder;
+  NodeJob nodes;
+
+ private:
+  std::vector<std::string> flags_;
+};
+
+TEST_CASE("under --recover=rank a spare takes a drained node's ranks, and nobody else restarts", "[drain]") {
+  DrainedJob job({"--nnodes=3", "--spares=2", "--recover=rank", "--max-restarts=1"});
+  const std::vector<std::string> actions = {"recovers", "true",           "ready", "--old",
+                                            "meet",     "wait-for-round", "--all", "meet"};
+  job.start("1 of 3 joined", actions);
+  job.start("2 of 3 joined", actions);
+  job.start("ready 2 ", actions);
+  for (int spare = 0; spare < 2; ++spare) job.start("standing by", actions);
+  REQUIRE(job.nodes.node(0).wait_for_output("at"));
+  REQUIRE(wait_until(
+      [&] { return count_of(", round 0 at", job.nodes.node(1).out() + job.nodes.node(2).out()) == 2; }));
+  const Finished drain = job.ctl(GENERATE(0U, 1U, 3U), {"drain", "1"});  // asked on any node
+  CHECK(drain.status == ExitStatus::exited(0));
+  CHECK_THAT(drain.out,
+             ContainsSubstring(" is drained; node ") &&
+                 ContainsSubstring(" takes its ranks, and the other workers go on if their program can\n"));
+  CHECK(job.nodes.node(1).wait() == ExitStatus::exited(0));
+  const auto ends = job.nodes.wait();
+  CHECK(ends == std::vector<ExitStatus>(5, ExitStatus::exited(0)));
+  CHECK_THAT(job.nodes.node(1).err(),
+             ContainsSubstring(" is drained: it has left the job, which goes on without it\n"));
+  CHECK(count_of("ready ", job.nodes.node(0).out() + job.nodes.node(2).out()) == 2);
+  CHECK(count_of("ready 1 ", job.nodes.node(3).out()) == 1);
+  CHECK(job.nodes.node(4).out().empty());
+  for (const std::size_t node : {0U, 2U})
+    CHECK(count_of(" lost [] in round 1", job.nodes.node(node).out()) == 1);
+  CHECK(job.result(1)["reason"] == "drained");
+  for (const std::size_t node : {0U, 1U}) CHECK(count_of("\"event\":\"drained\"", job.events(node)) == 1);
+}
+
+TEST_CASE("without a round in place all workers save, and the next round is without the drained node",
+          "[drain]") {
+  const bool spare = GENERATE(true, false);
+  const bool recovers = GENERATE(false, true);  // but the program does not
+  CAPTURE(spare, recovers);
+  std::vector<std::string> flags = {spare ? "--nnodes=2" : "--nnodes=1:2",
+                                    spare ? "--spares=1" : "--last-call=60"};
+  if (recovers) flags.insert(flags.end(), {"--recover=rank", "--max-restarts=1"});
+  DrainedJob job(flags);
+  job.start(spare ? "1 of 2 joined" : "");
+  job.start("begin ");
+  if (spare) job.start("standing by");
+  REQUIRE(job.nodes.node(0).wait_for_output("begin 0 of 2"));
+  const Finished drain = job.ctl(0, {"drain", "1"});
+  CHECK(drain.status == ExitStatus::exited(0));
+  const bool in_place = spare && recovers;  // the coordinator tries it
+  CHECK_THAT(drain.out,
+             ContainsSubstring(in_place ? " takes its ranks"
+                               : spare  ? "; all workers save and restart with node "
+                                        : "; all workers save and restart without it, on 1 node\n"));
+  REQUIRE(job.nodes.node(1).wait_for_output("saving"));
+  REQUIRE(job.nodes.node(0).wait_for_output("saving"));
+  if (!in_place) {
+    const Finished again = job.ctl(0, {"drain", "1"});
+    CHECK(again.status == ExitStatus::exited(1));
+    CHECK_THAT(again.err, ContainsSubstring(" is already leaving the job\n"));
+    CHECK_THAT(job.ctl(1, {"top", "--once"}).out, ContainsSubstring("  leaving"));
+  }
+  CHECK(count_of("begin ", job.nodes.node(0).out()) == 1);  // it waits until all have saved
+  job.touch("saved");
+  CHECK(job.nodes.node(1).wait() == ExitStatus::exited(0));
+  CHECK_THAT(job.nodes.node(1).out(), ContainsSubstring("saved 1\n"));
+  const std::string next = spare ? " of 2" : " of 1";
+  REQUIRE(wait_until([&] { return count_of("begin 0" + next, job.nodes.node(0).out()) == (spare ? 2 : 1); }));
+  if (spare) REQUIRE(job.nodes.node(2).wait_for_output("begin 1 of 2"));
+  CHECK_THAT(job.ctl(0, {"top", "--once"}).out, ContainsSubstring("drained: node "));
+  job.touch("go");
+  CHECK(job.nodes.wait() == std::vector<ExitStatus>(spare ? 3 : 2, ExitStatus::exited(0)));
+  CHECK(count_of("begin ", job.nodes.node(1).out()) == 1);
+}
+
+TEST_CASE("a spare just leaves, and what cannot leave is refused without a change", "[drain]") {
+  DrainedJob job({"--nnodes=2", "--spares=1"});
+  job.start("1 of 2 joined");
+  job.start("begin 1 of 2");
+  job.start("standing by");
+  const auto refused = [&](std::size_t asked, const std::string& node, const std::string& why) {
+    const Finished drain = job.ctl(asked, {"drain", node});
+    CHECK(drain.status == ExitStatus::exited(1));
+    CHECK_THAT(drain.err, ContainsSubstring(why));
+    CHECK(count_of("\n", drain.err) == 1);
+  };
+  refused(1, "0", " has the coordinator and cannot be drained: end the job with ddpctl stop instead");
+  refused(2, "nowhere", "the job has no node 'nowhere': ");
+  refused(2, host_name(), "3 nodes of the job are called ");
+  std::string spare;  // ddpctl ps shows it
+  Command list{{DDPCTL_PROGRAM, "ps"}};
+  list.env["DDPRUN_CONTROL_DIR"] = (job.folder.path() / "ctl").string();
+  std::istringstream lines(Finished(list).out);
+  for (std::string line; std::getline(lines, line);)
+    if (line.find(" " + std::to_string(job.nodes.node(2).pid()) + " ") != std::string::npos)
+      spare = line.substr(0, 8);
+  const Finished drain = job.ctl(2, {"drain", spare});
+  CHECK(drain.status == ExitStatus::exited(0));
+  CHECK_THAT(drain.out, ContainsSubstring(" leaves the job; it stood by\n"));
+  CHECK(job.nodes.node(2).wait() == ExitStatus::exited(0));
+  refused(0, "1", "would have 1 of at least 2 nodes, and there is no spare\n");
+  job.touch("go");
+  CHECK(job.nodes.wait() == std::vector<ExitStatus>(3, ExitStatus::exited(0)));
+  CHECK(count_of("begin ", job.nodes.node(0).out() + job.nodes.node(1).out()) == 2);
+}
+
+TEST_CASE("ddpctl stop ends the whole job while a node is being drained", "[drain]") {
+  DrainedJob job({"--nnodes=1:3", "--last-call=60"});
+  job.start("");
+  job.start("");
+  job.start("begin ");
+  CHECK(job.ctl(0, {"drain", "1"}).status == ExitStatus::exited(0));
+  for (std::size_t node = 0; node < 3; ++node) REQUIRE(job.nodes.node(node).wait_for_output("saving"));
+  CHECK(job.ctl(GENERATE(0U, 1U, 2U), {"stop"}).status == ExitStatus::exited(0));
+  job.touch("saved");
+  const auto ends = job.nodes.wait();
+  for (const std::size_t node : {0U, 2U})
+    CHECK((ends[node] == ExitStatus::killed(SIGTERM) || ends[node] == ExitStatus::exited(128 + SIGTERM)));
+  for (std::size_t node = 0; node < 3; ++node) {
+    CHECK(count_of("begin ", job.nodes.node(node).out()) == 1);
+    CHECK(count_of("saved ", job.nodes.node(node).out()) == 1);
+  }
+}
+
+TEST_CASE("a job of one node has none to drain, and ddpctl drain wants a name", "[drain]") {
+  DrainedJob job({});
+  const Command none{{DDPCTL_PROGRAM, "drain"}};
+  CHECK_THAT(Finished(none).err, ContainsSubstring("expected a node; usage: ddpctl drain NODE [JOB]"));
+  Command alone = script({}, "until [ -e " + (job.folder.path() / "go").string() + " ]; do sleep 0.05; done");
+  alone.env["DDPRUN_CONTROL_DIR"] = (job.folder.path() / "ctl").string();
+  job.nodes.add(alone);
+  REQUIRE(wait_until([&] { return fs::exists(job.folder.path() / "ctl"); }));
+  const Finished drain = job.ctl(0, {"drain", "0"});
+  CHECK(drain.status == ExitStatus::exited(1));
+  CHECK_THAT(drain.err, ContainsSubstring("the job has no other node that could go on\n"));
+  job.touch("go");
+  job.nodes.wait();
+}
+
+}  // namespace
+}  // namespace ddprun::test

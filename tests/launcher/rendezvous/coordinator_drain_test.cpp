@@ -1,0 +1,343 @@
+#include <csignal>
+
+#include "launcher/rendezvous/coordinator.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
+
+// A node that is to leave the job (ddpctl drain), and the others that go on.
+
+namespace ddprun::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using test::CoordinatorRig;
+using test::failed;
+using test::job;
+using test::TwoNodes;
+
+CoordinatorSettings with_spare(bool in_place, int spares = 1) {
+  auto settings = job(2, 2);
+  settings.spares = spares;
+  settings.in_place = in_place;
+  return settings;
+}
+
+/// Whom it asks does not matter.
+DrainAnswer drain(CoordinatorRig& rig, const std::string& node, CoordinatorRig::Id asker = 1) {
+  rig.say(asker, Drain{7, node});
+  const auto answer = rig.last<DrainAnswer>(asker);
+  CHECK(answer.request == 7);
+  return answer;
+}
+
+/// The drained node has ended its workers.
+void leave(CoordinatorRig& rig, CoordinatorRig::Id id) {
+  rig.say(id, Ended{rig.last<Drained>(id).round, {}, /*drained=*/true});
+}
+
+void refused(CoordinatorRig& rig, const std::string& node, const std::string& why) {
+  const auto messages = [&] {
+    std::size_t all = 0;
+    for (CoordinatorRig::Id id = 1; id < 9; ++id) all += rig.messages_to(id);
+    return all;
+  };
+  const auto before = messages();
+  const auto answer = drain(rig, node);
+  CHECK_FALSE(answer.accepted);
+  CHECK_THAT(answer.text, ContainsSubstring(why));
+  CHECK(messages() == before + 1);  // nobody else is told anything
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a spare takes a drained node's ranks in place, and it leaves once that has begun", "[drain]") {
+  TwoNodes rig(with_spare(true));
+  const auto spare = rig.join("c");
+  const bool first = GENERATE(false, true);  // the node of rank 0
+  const auto leaving = first ? rig.a : rig.b, other = first ? rig.b : rig.a;
+  const std::string name = first ? "a (10.0.0.1)" : "b (10.0.0.2)";
+  const auto answer = drain(rig, first ? "0" : "b", spare);
+  CHECK(answer.accepted);
+  CHECK(answer.text == "node " + name +
+                           " is drained; node c (10.0.0.3) takes its ranks, and the other workers go on if "
+                           "their program can");
+  rig.obey();
+  CHECK(rig.last<Start>(spare).in_place);
+  CHECK(rig.last<Start>(spare).group_rank == (first ? 0 : 1));
+  CHECK(rig.last<Start>(other).number == 1);
+  CHECK(rig.last<Start>(other).restart_count == 0);
+  CHECK(rig.count<Stop>(other) == 0);
+  CHECK(rig.count<Start>(leaving) == 1);
+  CHECK(rig.count<Drained>(leaving) == 0);  // it could still keep its ranks
+  rig.say(spare, rig.beat_of(spare));
+  CHECK(rig.last<Drained>(leaving).replaced);
+  leave(rig, leaving);
+  rig.lose(leaving);
+  rig.say(other, Succeeded{1});
+  rig.say(spare, Succeeded{1});
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 0);
+  CHECK(rig.count<End>(leaving) == 0);
+}
+
+TEST_CASE("without a round in place all workers save, and the next round is without the drained node",
+          "[drain]") {
+  const bool spare = GENERATE(true, false);
+  auto settings = spare ? with_spare(false) : job(1, 2);
+  TwoNodes rig(settings);
+  const auto other = spare ? rig.join("c") : rig.a;
+  const auto answer = drain(rig, "b");
+  CHECK(answer.text == std::string("node b (10.0.0.2) is drained; all workers save and restart ") +
+                           (spare ? "with node c (10.0.0.3) in its place" : "without it, on 1 node"));
+  CHECK_FALSE(rig.last<Drained>(rig.b).replaced);
+  CHECK(rig.count<Stop>(rig.b) == 0);
+  rig.obey();
+  CHECK(rig.count<Start>(rig.a) == 1);  // the drained node's workers still save
+  leave(rig, rig.b);
+  rig.obey();
+  CHECK(rig.last<Start>(other).number == 1);
+  CHECK(rig.last<Start>(other).restarts_used == 0);
+  CHECK(rig.last<Start>(other).group_world_size == (spare ? 2 : 1));
+  CHECK(rig.count<Start>(rig.b) == 1);
+}
+
+TEST_CASE("what cannot be drained is refused in one line, and nothing changes", "[drain]") {
+  SECTION("an unknown or lost node") {
+    TwoNodes rig(job(1, 3));
+    const auto c = rig.join("c");
+    rig.lose(c);
+    refused(rig, "c", "the job has no node 'c': a (10.0.0.1), b (10.0.0.2)");
+    refused(rig, "2", "the job has no node '2'");
+    refused(rig, "", "the job has no node ''");
+    refused(rig, "\x1b[2J", "the job has no node '");
+  }
+  SECTION("too few would be left") {
+    TwoNodes rig(GENERATE(0, 3));
+    refused(rig, "b",
+            "without node b (10.0.0.2) the job would have 1 of at least 2 nodes, and there is no spare");
+    rig.say(rig.a, Succeeded{0});
+    rig.say(rig.b, Succeeded{0});
+    CHECK(rig.ended()->exit_code == 0);
+  }
+  SECTION("the coordinator's node") {
+    auto settings = job(1, 2);
+    settings.own_id = "id of a";
+    settings.has_successors = GENERATE(true, false);
+    CoordinatorRig rig(settings);
+    Join own = rig.wish("a");
+    own.id = settings.own_id;
+    rig.join(own);
+    rig.join("b");
+    rig.obey();
+    refused(rig, "a",
+            std::string("node a (10.0.0.1) has the coordinator and cannot be drained: ") +
+                (settings.has_successors ? "send SIGTERM to its ddprun" : "end the job with ddpctl stop"));
+  }
+  SECTION("two nodes of one name") {
+    CoordinatorRig rig(job(1, 2));
+    rig.form({"a", "a"});
+    refused(rig, "a", "2 nodes of the job are called 'a': expected a node rank");
+    CHECK(drain(rig, "1").accepted);
+  }
+  SECTION("a job that has not begun") {
+    CoordinatorRig rig(job(2, 3));
+    rig.join("a");
+    refused(rig, "a", "still waiting for its nodes");
+  }
+  SECTION("a job that is about to end") {
+    TwoNodes rig(job(1, 2));
+    rig.say(rig.a, Succeeded{0});
+    refused(rig, "b", "about to end");
+  }
+  SECTION("etcd is away") {
+    auto settings = job(1, 2);
+    settings.elected = true;
+    CoordinatorRig rig(settings);
+    rig.form({"a", "b"});
+    rig.recorded(0);
+    rig.set_reaches_etcd(false);
+    refused(rig, "b", "etcd does not answer");
+    rig.set_reaches_etcd(true);
+    CHECK(drain(rig, "b").accepted);
+  }
+}
+
+TEST_CASE("one node is drained at a time", "[drain]") {
+  const bool in_place = GENERATE(true, false);
+  TwoNodes rig(with_spare(in_place, 2));
+  rig.join("c");
+  const auto last = rig.join("d");
+  CHECK(drain(rig, "b").accepted);
+  refused(rig, "b", "node b (10.0.0.2) is already leaving the job");
+  refused(rig, "d", "node b (10.0.0.2) is already leaving the job; try again when it has left");
+  rig.obey();
+  refused(rig, "b", "already leaving");
+  if (in_place) rig.say(3, rig.beat_of(3));
+  leave(rig, rig.b);
+  rig.obey();
+  refused(rig, "b", "the job has no node 'b'");
+  CHECK(rig.count<Drained>(rig.b) == 1);
+  const auto answer = drain(rig, "d");
+  CHECK(answer.text == "node d (10.0.0.4) leaves the job; it stood by");
+  leave(rig, last);
+  CHECK(rig.round_of(rig.a) == 1);
+  CHECK(rig.round_of(3) == 1);
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a spare that is lost as it takes over is replaced, by the drained node itself if need be",
+          "[drain]") {
+  const int spares = GENERATE(1, 2);
+  const bool begun = GENERATE(false, true);
+  TwoNodes rig(with_spare(true, spares));
+  const auto spare = rig.join("c");
+  const auto next = spares == 2 ? rig.join("d") : rig.b;
+  CHECK(drain(rig, "b").accepted);
+  if (begun) rig.obey();
+  rig.lose(spare);
+  rig.obey();
+  const auto start = rig.last<Start>(next);
+  CHECK(start.in_place);
+  CHECK(start.group_rank == 1);
+  CHECK(start.number == 2);
+  CHECK(start.restarts_used == 0);
+  if (spares == 1)
+    CHECK(start.reason ==
+          "node c (10.0.0.3) was lost: the connection ended; node b (10.0.0.2) keeps its ranks");
+  CHECK(rig.count<Stop>(rig.a) == 0);
+  CHECK(rig.count<Drained>(rig.b) == 0);
+  rig.say(next, rig.beat_of(next));
+  CHECK(rig.count<Drained>(rig.b) == (spares == 2 ? 1 : 0));
+  if (spares == 1) refused(rig, "b", "there is no spare");  // it could be drained again
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a drained node's loss before it was told changes nothing", "[drain]") {
+  TwoNodes rig(with_spare(true));
+  const auto spare = rig.join("c");
+  drain(rig, "b");
+  rig.lose(rig.b);
+  rig.obey();
+  CHECK(rig.last<Start>(spare).group_rank == 1);
+  CHECK(rig.last<Start>(rig.a).number == 1);
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a node is drained while a rank is being replaced", "[drain]") {
+  auto settings = with_spare(true);
+  settings.restarts.max_restarts = 1;
+  TwoNodes rig(settings);
+  const auto spare = rig.join("c");
+  const auto loser = GENERATE(1U, 2U);
+  rig.say(loser,
+          Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
+  CHECK(drain(rig, "b").accepted);
+  rig.obey();
+  CHECK(rig.last<Start>(rig.a).number == 2);
+  CHECK(rig.last<Start>(rig.a).in_place);
+  CHECK(rig.last<Start>(spare).group_rank == 1);
+  CHECK(rig.count<Stop>(rig.a) == 0);
+  rig.say(rig.b, failed(7));  // its workers no longer matter
+  rig.say(spare, rig.beat_of(spare));
+  leave(rig, rig.b);
+  CHECK(rig.round_of(rig.a) == 2);
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a node is drained in the middle of a restart", "[drain]") {
+  auto settings = job(1, 3, 1);
+  settings.restarts.backoff = 2s;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.say(1, failed(7));
+  const int when =
+      GENERATE(0, 1, 2, 3);  // before it has ended its workers, after it, in the pause, in the lead
+  if (when == 1) rig.say(2, Ended{0});
+  if (when >= 2) rig.obey();
+  if (when == 3) rig.pass(3s);
+  CHECK(drain(rig, "b").accepted);
+  CHECK(rig.count<Stop>(2) == 1);
+  if (when == 0) {
+    for (const auto id : {1U, 2U, 3U}) rig.say(id, Ended{0});
+    rig.pass(3s);
+    CHECK(rig.count<Lead>(1) == 1);  // it may not have heard yet that it leaves
+  }
+  leave(rig, 2);
+  rig.obey();
+  rig.pass(3s);
+  rig.obey();
+  CHECK(rig.last<Start>(1).group_world_size == 2);
+  CHECK(rig.last<Start>(3).restarts_used == 1);
+  CHECK(rig.count<Start>(2) == 1);
+}
+
+TEST_CASE("workers that cannot go on without a drained node's wait until those have saved", "[drain]") {
+  TwoNodes rig(with_spare(true));
+  const auto spare = rig.join("c");
+  drain(rig, "b");
+  rig.obey();
+  rig.say(rig.a, Failed{1, EndedByPeers{}, "the workers cannot continue"});
+  CHECK_FALSE(rig.last<Drained>(rig.b).replaced);
+  rig.obey();
+  CHECK(rig.count<Start>(rig.a) == 2);
+  leave(rig, rig.b);
+  rig.obey();
+  CHECK(rig.last<Start>(rig.a).number == 2);
+  CHECK_FALSE(rig.last<Start>(spare).in_place);
+}
+
+TEST_CASE("ddpctl stop ends the job while a node is being drained, on whichever node", "[drain]") {
+  TwoNodes rig(job(1, 2));
+  drain(rig, "b");
+  rig.say(GENERATE(1U, 2U), Failed{0, SignalReceived{SIGTERM}, "ddpctl stop ends the job"});
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 128 + SIGTERM);
+  CHECK(rig.ended()->user_signal == SIGTERM);
+}
+
+TEST_CASE("a drained node that connects again is told so, and its vote is not needed", "[drain]") {
+  auto settings = job(1, 3);
+  settings.has_successors = true;
+  CoordinatorRig rig(settings);
+  for (const char* name : {"a", "b", "c"}) {
+    Join wish = rig.wish(name);
+    wish.id = std::string("id of ") + name;
+    rig.join(wish);
+  }
+  rig.obey();
+  drain(rig, "b");
+  if (GENERATE(true, false)) {
+    rig.lose(2);  // before it was heard
+    Join again = rig.wish("b");
+    again.id = "id of b";
+    CHECK(rig.count<Drained>(rig.join(again)) == 1);
+    return;
+  }
+  SECTION("a handover counts it among those that have left") {
+    CHECK(rig.hand_over("id of a"));
+    rig.pass(1s);
+    CHECK(rig.last<Stop>(3).hands_over->left == 1);
+  }
+  SECTION("nor is it one of those that could take the coordinator's place") {
+    leave(rig, 2);
+    rig.lose(3);
+    rig.obey();
+    CHECK_FALSE(rig.ended());
+    CHECK(rig.last<Start>(1).group_world_size == 1);
+  }
+}
+
+TEST_CASE("no handover is begun for a drained node alone", "[drain]") {
+  auto settings = job(1, 2);
+  settings.has_successors = true;
+  CoordinatorRig rig(settings);
+  Join own = rig.wish("a");
+  own.id = "id of a";
+  rig.join(own);
+  rig.join("b");
+  rig.obey();
+  drain(rig, "b");
+  CHECK_FALSE(rig.hand_over("id of a"));
+}
+
+}  // namespace
+}  // namespace ddprun::launcher
