@@ -1,6 +1,8 @@
 // What decides how long and how a training goes, by the real programs.
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -128,6 +130,71 @@ TEST_CASE("a training that waits for a reader of its output can save after a sig
   child.send_signal(SIGTERM);
   CHECK(child.wait() == ExitStatus::killed(SIGTERM, false));
   CHECK(fs::last_write_time(last) != before);
+}
+
+TEST_CASE("a checkpoint's thread that waits for a reader of its output does not keep a training from its end",
+          "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child earlier(training("linear", 0, out, {"--epochs=1", "--no-report"}));
+  REQUIRE(earlier.wait(kTraining) == ExitStatus::exited(0));
+  auto command =
+      training("linear", 0, out,
+               {"--overwrite", "--batch-size=1", "--epochs=1000000", "--save-every=1000000", "--no-report"});
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]), writer(ends[1]);
+  ::fcntl(writer.get(), F_SETPIPE_SZ, 4096);
+  command.in_child = [&] { ::dup2(writer.get(), STDERR_FILENO); };
+  Child child(command);
+  pollfd said{reader.get(), POLLIN, 0};
+  REQUIRE(::poll(&said, 1, 30000) == 1);  // where the earlier run is
+  // As if that run went on there: the first checkpoint's thread warns.
+  FolderLock lock;
+  for (const auto& entry : fs::directory_iterator(out))
+    if (entry.path().filename().string().starts_with("replaced-")) lock = lock_folder(entry.path());
+  REQUIRE(lock);
+  int size = 0;
+  REQUIRE(::ioctl(reader.get(), FIONREAD, &size) == 0);
+  REQUIRE(write_all(writer.get(), std::string(static_cast<std::size_t>(4096 - size), '.')));  // it is full
+  REQUIRE(child.wait_for_output("Rank 0, Epoch 2/"));
+  child.send_signal(SIGTERM);
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM, false));
+  CHECK_THAT(child.out(), ContainsSubstring("terminated; continue with "));
+}
+
+TEST_CASE("a slow reader of a training that ends gets all its output", "[training]") {
+  const bool is_socket = GENERATE(false, true);
+  CAPTURE(is_socket);
+  const TempDir dir;
+  auto command = training("linear", 0, dir.path() / "run",
+                          {"--batch-size=1000", "--epochs=1000000", "--save-every=1000000", "--no-report"});
+  int ends[2];
+  REQUIRE((is_socket ? ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
+                     : ::pipe2(ends, O_CLOEXEC)) == 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  if (!is_socket) ::fcntl(writer.get(), F_SETPIPE_SZ, 16384);  // a socket takes as many bytes in lines
+  command.in_child = [&] { ::dup2(writer.get(), STDOUT_FILENO); };
+  Child child(command);
+  std::string text;
+  char some[1024];
+  const auto read_some = [&] {
+    const auto count = ::read(reader.get(), some, sizeof some);
+    if (count > 0) text.append(some, static_cast<std::size_t>(count));
+    return count > 0;
+  };
+  while (text.find("Epoch 1/") == std::string::npos) REQUIRE(read_some());
+  pollfd room{writer.get(), POLLOUT, 0};
+  REQUIRE(wait_until([&] { return ::poll(&room, 1, 0) == 0; }));
+  std::this_thread::sleep_for(500ms);  // it writes until nothing more has room
+  child.send_signal(SIGTERM);
+  writer.reset();
+  do std::this_thread::sleep_for(300ms);
+  while (read_some());
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM, false));
+  CHECK_THAT(text, ContainsSubstring("terminated; continue with ") &&
+                       Catch::Matchers::EndsWith(" --epochs 1000000\n"));
 }
 
 TEST_CASE("a training that gets no better ends by itself", "[training]") {

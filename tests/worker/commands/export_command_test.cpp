@@ -122,6 +122,16 @@ TEST_CASE("export refuses with one line what it cannot do", "[export]") {
                         source.string() + "'");
 }
 
+TEST_CASE("export does not replace a link that leads to an open file", "[export]") {
+  const TempDir folder;
+  const auto source = checkpoint(folder.path());
+  fs::create_symlink("/dev/stdout", folder.path() / "stdout.pt");
+  fs::create_symlink("stdout.pt", folder.path() / "link.pt");
+  CHECK_THROWS_WITH(run_export({source, folder.path() / "link.pt"}),
+                    ContainsSubstring("is a device or a pipe"));
+  CHECK(fs::is_symlink(folder.path() / "link.pt"));
+}
+
 TEST_CASE("export names what the other format cannot hold", "[export]") {
   const TempDir folder;
   auto weights = make_dict();

@@ -178,6 +178,7 @@ TEST_CASE("the checkpoint that training was resumed from, and one of another fol
   SECTION("resumed from") {
     auto policy = files.policy(options);
     policy.load_state_dict(before.state_dict());
+    CHECK(policy.state_dict().at("current_score").toTensor().item<double>() == 0.5);
     const auto plan = policy.plan({{"val", 0.25}}, 1, 20, Occasion::kValidation);
     CHECK(plan.write == kFolder / "epoch=1-step=20.ckpt");
     CHECK(plan.remove.empty());

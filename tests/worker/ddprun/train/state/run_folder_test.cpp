@@ -351,11 +351,24 @@ TEST_CASE("another run's checkpoints, put where a run has its own, are not repla
     fs::copy(dir.path() / "other/checkpoints", checkpoints, fs::copy_options::recursive);
     const auto before = read_file(checkpoints / "last.pt");
     CHECK_THROWS_WITH(save(folder, "last.pt", 20), ContainsSubstring("holds another run's checkpoints"));
+    CHECK_THROWS_WITH(folder.begin_shards(checkpoints / "last.pt", 20),
+                      ContainsSubstring("holds another run's checkpoints"));
     CHECK(read_file(checkpoints / "last.pt") == before);
+    CHECK(std::distance(fs::directory_iterator(checkpoints), {}) == 1);
   }
-  SECTION("its own on another disk") {
+  SECTION("those of another run, of which one has the name of the next") {
+    make_run(dir.path() / "other");
+    fs::create_directory(checkpoints);
+    fs::copy(dir.path() / "other/checkpoints/last.pt", checkpoints / "next.pt");
+    CHECK_THROWS_WITH(save(folder, "next.pt", 20), ContainsSubstring("holds another run's checkpoints"));
+  }
+  SECTION("its own on another disk, beside another run's") {
+    make_run(dir.path() / "other");
+    fs::copy(dir.path() / "other/checkpoints/last.pt", dir.path() / "moved/other.pt");
     fs::create_directory_symlink(dir.path() / "moved", checkpoints);
+    folder.begin_shards(checkpoints / "last.pt", 20);
     save(folder, "last.pt", 20);
+    CHECK(fs::exists(checkpoints / "other.pt"));
     CHECK(fs::exists(dir.path() / "moved/last.pt"));
   }
 }
