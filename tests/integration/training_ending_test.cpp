@@ -54,6 +54,7 @@ TEST_CASE("what a run reports is its best model, where one is kept, and its last
   sam.run(2, "run", {"--epochs=6", "--lr=0.01"});  // soon too large
   const auto summary = read_summary(run);
   REQUIRE(summary["best"]["step"] < summary["last"]["step"]);
+  CHECK(summary["epochs_count_from"] == 0);
   CHECK(summary["last"]["val_dice"].get<double>() ==
         Approx(std::stod(values_of(run, "val_dice").back())).epsilon(1e-4));
   CHECK(summary["best"]["val_dice"].get<double>() > summary["last"]["val_dice"].get<double>());

@@ -50,6 +50,7 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
                                  {"world_size", world_size},
                                  {"epochs", summary.epochs},
                                  {"steps", summary.steps},
+                                 {"epochs_count_from", 0},  // "epoch" below, as in the metrics
                                  {"seconds", summary.seconds},
                                  {"samples_per_second", summary.samples_per_second},
                                  {"training_samples", task.train_set->size()}};

@@ -94,6 +94,21 @@ TEST_CASE("numbers of the summary are rounded for people", "[run_report]") {
     CHECK_THAT(html, ContainsSubstring("<th scope=\"row\">" + name + "</th><td>" + value + "</td>"));
 }
 
+TEST_CASE("a page counts epochs from 1, as people do", "[run_report]") {
+  const TempDir dir;
+  make_run(
+      dir.path(),
+      R"({"epochs":12,"epochs_count_from":0,"best":{"epoch":1,"step":20},"last":{"epoch":11,"step":120}})",
+      "{}");
+  const auto html = page_of(dir.path());
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"epochs", "12"}, {"best.epoch", "2"}, {"best.step", "20"}, {"last.epoch", "12"}})
+    CHECK_THAT(html, ContainsSubstring("<th scope=\"row\">" + name + "</th><td>" + value + "</td>"));
+  CHECK_THAT(html, !ContainsSubstring("epochs_count_from"));
+  std::filesystem::remove(dir.path() / "summary.json");  // killed: the last row, whose epoch is 0
+  CHECK_THAT(page_of(dir.path()), ContainsSubstring("<th scope=\"row\">epoch</th><td>1</td>"));
+}
+
 TEST_CASE("while a run goes on, and after it was killed, its page shows the last values", "[run_report]") {
   const TempDir dir;
   const auto page = dir.path() / "page.html";
