@@ -324,26 +324,30 @@ class State:
         return {
             "commits": self._commits,
             "values": dict(self._kept),
-            "shapes": {name: shape for name, (shape, _) in self._layout.items()},
+            "shapes": {name: shape for name, (shape, _) in self._layout_now().items()},
             "objects": {name: vars(self)[name].state_dict() for name in self._objects},
         }
 
     def _restore_all(self, payload: Dict[str, Any]) -> None:
         """Or nothing of it."""
-        before = _on_cpu(self._payload())
-        try:
-            self._restore(payload)
-        except Exception:
-            self._restore(before)
-            raise
-
-    def _restore(self, payload: Dict[str, Any]) -> None:
         names = sorted([*payload["objects"], *payload["values"]])
         if names != sorted([*self._objects, *self._values]):
             raise ValueError(f"expected the state of {sorted([*self._objects, *self._values])}, got that of {names}")
+        self._look()  # the optimizer may have got another group
         shapes = {name: shape for name, (shape, _) in self._layout.items()}
-        if payload.get("shapes", shapes) != shapes:
-            raise ValueError(f"another state: {_difference(payload['shapes'], shapes)}")
+        lazy = {name for name, shape in shapes.items() if shape == "uninitialized"}  # they take any
+        if difference := _difference({name: shape for name, shape in payload.get("shapes", shapes).items() if name not in lazy},
+                                     {name: shape for name, shape in shapes.items() if name not in lazy}):
+            raise ValueError(f"another state: {difference}")
+        before = None if lazy else _on_cpu(self._payload())
+        try:
+            self._restore(payload)
+        except Exception:
+            if before is not None:
+                self._restore({**before, "values": {name: vars(self)[name] for name in self._values}})
+            raise
+
+    def _restore(self, payload: Dict[str, Any]) -> None:
         for name, kept in payload["objects"].items():
             vars(self)[name].load_state_dict(kept)
         vars(self).update(payload["values"])
@@ -382,7 +386,7 @@ class State:
         found: Dict[str, Any] = {f"{name}.{key}": _described(buffer) for name, module in modules for key, buffer in module.named_buffers()}
         for name, value in self._kept.items():
             with contextlib.suppress(Exception):  # it cannot be sent
-                found[name] = pickle.dumps(value)
+                found[name] = pickle.dumps(_mapped(value, torch.Tensor, _listed))  # a tensor's own bytes have addresses in them
         return found
 
     def _check_alike(self, everyone: List[Any], what: str, mine: Dict[str, Any]) -> None:
@@ -797,13 +801,20 @@ def _connections(groups: List[Any], timeout: datetime.timedelta) -> List[int]:
         with contextlib.suppress(Exception):  # it has no Gloo
             gloo = group._get_backend(torch.device("cpu"))
             timeouts.add(getattr(gloo, "wrapped_pg", gloo).options._timeout.total_seconds())
+    timeouts.discard(0.0)
+
+    def is_connection(descriptor: int) -> bool:
+        limits = [_limit(descriptor, option) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
+        return limits[0] == limits[1] and any(-1e-5 < limits[0] - seconds < 0.011 for seconds in timeouts)  # or up to a tick more
+
     found: List[int] = []
     with contextlib.suppress(OSError):  # no descriptor is left to look with
         for name in os.listdir("/proc/self/fd") if timeouts else ():
             with contextlib.suppress(OSError):  # it is closed meanwhile
+                if not is_connection(int(name)):  # before there is a copy of it, whose end would end a file's locks
+                    continue
                 held = os.dup(int(name))
-                limits = [_limit(held, option) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
-                if limits[0] == limits[1] and any(-1e-5 < limits[0] - seconds < 0.011 for seconds in timeouts):  # or up to a tick more
+                if is_connection(held):  # it may be another by now
                     found.append(held)
                 else:
                     os.close(held)
@@ -874,6 +885,10 @@ def _described(tensor: torch.Tensor) -> Tuple[str, str]:
     return ("uninitialized", "") if torch.nn.parameter.is_lazy(tensor) else (str(tuple(tensor.shape)), str(tensor.dtype))
 
 
+def _listed(tensor: torch.Tensor) -> Tuple[str, str, Any]:
+    return (*_described(tensor), tensor.detach().cpu().tolist())
+
+
 def _digest(described: Dict[str, Any]) -> str:
     return hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
 
@@ -884,11 +899,13 @@ def _difference(theirs: Dict[str, Any], first: Dict[str, Any]) -> str:
         one, other = theirs.get(name), first.get(name)
         if one == other:
             continue
-        if isinstance(one, bytes) and isinstance(other, bytes):
-            one, other = pickle.loads(one), pickle.loads(other)
-            with contextlib.suppress(Exception):  # arrays
-                if one == other:  # a set has any order
+        if isinstance(one, bytes) or isinstance(other, bytes):
+            try:
+                one, other = (pickle.loads(value) for value in (one, other))
+                if one == other or type(one).__eq__ is object.__eq__:  # a set has any order; or it cannot be told
                     continue
+            except Exception:  # nor can it here: arrays, and what a rank could not send
+                continue
             one, other = textwrap.shorten(repr(one), 60), textwrap.shorten(repr(other), 60)
         return f"{name}: {_in_words(one)}, not {_in_words(other)}"
     return ""

@@ -142,7 +142,10 @@ SILENT = NET + """
 import datetime, socket, time
 listener = socket.create_server(("127.0.0.1", 0))
 own = socket.create_connection(listener.getsockname())
-state = elastic.State(model=net, optimizer=optimizer, step=0)
+import fcntl, subprocess, tempfile
+locked = tempfile.NamedTemporaryFile()
+fcntl.lockf(locked, fcntl.LOCK_EX)
+state = elastic.State(model=net, optimizer=optimizer, step=0, best=torch.zeros(3))
 @elastic.run(state)
 def train():
     rank = dist.get_rank()
@@ -167,6 +170,8 @@ train()
 peer, _ = listener.accept()
 own.sendall(b"still open")
 assert peer.recv(100) == b"still open"
+take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", take, locked.name], stderr=subprocess.PIPE).stderr
 """
 
 
@@ -512,6 +517,8 @@ if rank == 1: optimizer = torch.optim.SGD([net.weight], lr=0.1)
 elastic.run(elastic.State(model=net, optimizer=optimizer))(lambda: None)()
 """, differs + "optimizer, group 0: 1 parameters, not 2 parameters\n")
         self.refused("elastic.run(elastic.State(model=net, names={'a', 'b', 'c'}, epoch=rank))(lambda: None)()", differs + "epoch: 1, not 0\n")
+        self.refused("elastic.run(elastic.State(model=net, best=torch.full((2,), float(rank))))(lambda: None)()",
+                     differs + "best: ('(2,)', 'torch.float32', [1.0, 1.0]), not ('(2,)', 'torch.float32', [0.0, 0.0])\n")
 
     def test_a_wrapped_module_that_is_kept_from_the_round_before(self):
         self.refused("""
