@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what no build reads: every Python file compiles, every shell script parses, Markdown files link to and name files that exist,
-no file contains merge markers, no test's name begins with "-", and no C++ expression awaits after "&&", "||" or "?": GCC 12 awaits there even
-if it should not.
+no file contains merge markers, no test's name begins with "-", no C++ expression awaits after "&&", "||" or "?": GCC 12 awaits there even
+if it should not; and the launcher takes the time from launcher/events/clock.h, which tests can stop.
 
 usage: check_syntax.py [ROOT]      looks at the files that git knows; exit status 1 if one is wrong
 """
@@ -13,6 +13,7 @@ import sys
 MERGE_MARK = re.compile(rb"^(<<<<<<<|\|\|\|\|\|\|\||>>>>>>>)( |\r?$)", re.M)
 LINK = re.compile(rb"\]\(([^)#\s:]+)(#[^)]*)?\)")  # to another file of ours; scripts/docs.sh checks anchors within docs/
 SOURCE = re.compile(rb"`((?:common|launcher|worker|tests|scripts|examples|bench|cmake)/[\w./-]+\.\w+)`")  # decisions may name old ones
+REAL_CLOCK = re.compile(rb"^(?!.*// the real clock).*\b(?:steady|system)_(?:clock::now|timer)\b", re.M)
 FLAG_CASE = re.compile(rb'TEST_CASE\(\s*"-')
 SHELL = re.compile(rb"#!\S*(/env )?\S*\b(bash|sh)\b")
 
@@ -58,6 +59,9 @@ def faults(root, name):
     for offset in awaits_conditionally(content) if name.endswith((".cpp", ".h")) else ():
         line = content.count(b"\n", 0, offset) + 1
         yield f"{name}:{line}: co_await after &&, || or ?: GCC 12 awaits in any case; expected a statement of its own"
+    for clock in REAL_CLOCK.finditer(content) if name.startswith("launcher/") and name != "launcher/events/clock.h" else ():
+        line = content.count(b"\n", 0, clock.start()) + 1
+        yield f"{name}:{line}: a clock that tests cannot stop: expected LoopClock, WallClock, Timer or WallTimer, or '// the real clock: why'"
     for case in FLAG_CASE.finditer(content) if name.endswith("_test.cpp") else ():
         line = content.count(b"\n", 0, case.start()) + 1
         yield f"{name}:{line}: a test's name that begins with '-': Catch2 takes it for a flag of its own"

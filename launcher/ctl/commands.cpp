@@ -276,8 +276,8 @@ Commands
   logs JOB         show what its ranks wrote: their log files, or the last 8 KiB
                    of each
   stacks JOB       show the stacks of its ranks, which go on
-  drain NODE [JOB] have a node leave it without losing work: NODE is its name, its
-                   node rank, or the JOB of its ddprun
+  drain NODE [JOB] have a node leave it without losing work: NODE is its name,
+                   its node rank, or the JOB of its ddprun
   stop JOB         end it, on all nodes
 
 JOB can be left out while only one job runs; top then begins with the newest.

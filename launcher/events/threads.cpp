@@ -229,10 +229,11 @@ asio::awaitable<bool> WriterThread::drain(std::uint64_t bytes, std::optional<Clo
 }
 
 void WriterThread::finish(std::chrono::milliseconds patience) {
-  const auto end = std::chrono::steady_clock::now() + patience;
+  const auto now = &std::chrono::steady_clock::now;  // the real clock: the thread does not know another
+  const auto end = now() + patience;
   std::vector<std::string> warnings;
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now());
     {
       const std::lock_guard lock(queue_->mutex);
       queue_->awaited = passed_;

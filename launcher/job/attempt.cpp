@@ -328,6 +328,7 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
       co_return;
     }
     if (!co_await begin_round(job, attempt, parts, supervisor.next_round(attempt))) co_return;
+    supervisor.note_running(attempt);
     lost.reset();
   }
 }
@@ -428,6 +429,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
     if (start_failed) {
       attempt.outcome = *start_failed;
     } else {
+      supervisor.note_running(attempt);
       if (recovers(job)) keep_standbys(job, parts, round);
       co_await run_rounds(job, supervisor, attempt, parts, find_hung);
     }

@@ -73,6 +73,8 @@ class Supervisor : public Peers {
   virtual bool has_peers() const { return false; }
   /// Called as soon as the attempt's outcome is known, before the workers are stopped.
   virtual void report_end(const Attempt&) {}
+  /// The workers of the attempt's round have started, or have been told of it.
+  virtual void note_running(const Attempt&) {}
   /// Tells the other nodes about the signs of life of this node's workers. returns what is known of the job's
   virtual KnownSigns share_signs(const KnownSigns& own) { return own; }
   /// This node's workers cannot continue in that round. returns why, after telling the other nodes

@@ -399,6 +399,8 @@ class NodeSupervisor : public Supervisor {
     return round;
   }
 
+  void note_running(const Attempt& attempt) override { link().set_running(attempt.round.number); }
+
   std::string decline(const Attempt& attempt) override {
     const Round round = take_round();
     last_reason_ = "the workers of node " + name_of_node(nodes_) + " cannot continue without the lost ones" +

@@ -63,9 +63,9 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
   else
     co_await hosts.finish(job.events, never_started || thrown ? Patience::kNone : Patience::kWorkersEnd);
   if (thrown) std::rethrow_exception(thrown);
-  if (goes_on_without_this && !result.drained && first_code) {
+  if (goes_on_without_this && first_code) {
     result = RunResult{*first_code, std::nullopt};
-    if (*first_code == 0) record.outcome = AllSucceeded{};
+    if (*first_code == 0 && stayed_out) record.outcome = AllSucceeded{};
   }
   co_return result;
 }

@@ -115,7 +115,9 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
   env.push_back(std::string(kJobIdVariable) + "=" + job);
   env.push_back(std::string(kLauncherVariable) + "=" +
                 launcher_mark(::getpid(), process_env("SLURM_JOB_ID")));
-  if (auto command = own_command(plan.options); command.size() <= kMostCommandBytes)
+  // Of several ddpruns on this node none alone has started all that the variable would stand for.
+  const bool is_alone = plan.options.nodes.local_world_size.value_or(workers) == workers;
+  if (auto command = own_command(plan.options); is_alone && command.size() <= kMostCommandBytes)
     env.push_back(std::string(kCommandVariable) + "=" + std::move(command));
   std::string signals;
   for (const int signal : plan.options.ending_signals)

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <ddprun/common/text.h>
+#include "launcher/events/clock.h"
 #include "launcher/host/cpus.h"
 
 namespace ddprun::launcher {
@@ -70,7 +71,7 @@ std::string join_problem(const CoordinatorSettings& settings, const Join& join, 
 }
 
 std::int64_t time_of_day_ms() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto now = WallClock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 

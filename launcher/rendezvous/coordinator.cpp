@@ -122,6 +122,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const bool known = failed->in_place && failed->round != round_;
     // ddpctl stop ends the job also while its workers are being stopped, and on a node that is being drained.
     if (std::holds_alternative<SignalReceived>(failed->end) && node.was_in_round) return fail(*failed, now);
+    if (in_round && first && draining_ && !draining_->told && draining_->spare == id)
+      return expel(id, failed->text, now);
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
@@ -145,7 +147,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* beat = std::get_if<Beat>(&message)) {
     if (beat->silent_ms) node.signs = signs_in(*beat, now);
     node.begun = std::max(node.begun, beat->begun.value_or(-1));
-    if (phase_ == Phase::kRunning && draining_ && draining_->spare == id && node.begun >= round_)
+    node.running = std::max(node.running, beat->running.value_or(-1));
+    if (phase_ == Phase::kRunning && draining_ && draining_->spare && all_run())
       tell_drained(/*replaced=*/true);
   } else if (const auto* wish = std::get_if<Drain>(&message)) {
     drain(id, *wish, now);
@@ -495,7 +498,8 @@ void Coordinator::start_round(int port, Time now) {
   start.restarts_used = restarts_used_;
   start.max_restarts = settings_.restarts.max_restarts;
   const auto own = by_id_.find(settings_.own_id);
-  start.coordinator_stands_by = own != by_id_.end() && std::ranges::count(members_, own->second) == 0;
+  start.coordinator_stands_by =
+      !settings_.own_id.empty() && (own == by_id_.end() || std::ranges::count(members_, own->second) == 0);
   std::map<std::string, int> role_sizes, role_ranks;
   for (const NodeId id : members_) {
     const Join& join = nodes_.at(id).join;

@@ -103,7 +103,9 @@ class Coordinator {
   /// Another coordinator has been elected, or may be.
   void resign() { resigned_ = resigned_ || !ended_; }
   /// Workers of a round run, as far as it is known.
-  bool runs() const { return phase_ == Phase::kRunning && !ended_; }
+  bool runs() const {
+    return !ended_ && (phase_ == Phase::kRunning || (phase_ == Phase::kLeading && !in_place_.empty()));
+  }
 
   /// Nodes that leave by `ddpctl drain`, and what becomes of their ranks, since the last call.
   std::vector<std::pair<std::string, std::string>> take_drains() { return std::exchange(drains_, {}); }
@@ -145,6 +147,7 @@ class Coordinator {
     bool was_in_round = false;  ///< in the last one
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int begun = -1;             ///< the last round that it has acknowledged
+    int running = -1;           ///< the last one that its workers are in
     int missed_beats = 0;       ///< beats sent since its last message
     KnownSigns signs;           ///< of its workers
     bool has_ended = false;     ///< its workers, after the job's end
@@ -154,7 +157,7 @@ class Coordinator {
     NodeId node;
     std::string reason;
     /// It takes the node's ranks in a round in place. The node keeps its workers, and gets its ranks back if
-    /// all spares are lost, until the spare has acknowledged that round.
+    /// all spares are lost or their workers fail, until all other nodes' workers are in that round.
     std::optional<NodeId> spare = {};
     bool told = false;  ///< the node
   };
@@ -194,6 +197,7 @@ class Coordinator {
   std::vector<NodeId> nodes_called(const std::string& wanted) const;
   std::string drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
   std::string begin_drain(NodeId id, Time now);
+  bool all_run() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);
   void give_up_vote(NodeId id);

@@ -99,10 +99,17 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
   for (const auto& [other, each] : nodes_)
     if (each.state == State::kReady && (next == nullptr || each.order < next->order)) next = &each;
   stop_round(draining_->reason, std::chrono::milliseconds(0));
-  return name + " is drained; all workers save and restart " +
+  return name + " is drained; all workers get SIGTERM, and restart " +
          (next == nullptr
               ? "without it, on " + std::to_string(staying()) + (staying() == 1 ? " node" : " nodes")
               : "with node " + describe_node(next->join, next->address) + " in its place");
+}
+
+bool Coordinator::all_run() const {
+  return std::ranges::all_of(members_, [this](NodeId id) {
+    const auto member = nodes_.find(id);
+    return member != nodes_.end() && member->second.running >= round_;
+  });
 }
 
 void Coordinator::tell_drained(bool replaced) {

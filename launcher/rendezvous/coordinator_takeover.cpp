@@ -93,8 +93,7 @@ void Coordinator::finish_handover(Time now) {
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
-  const bool more = draining_ && std::ranges::count(voters_, draining_->node) > 0;
-  const Handover handover{left_ + (more ? 1 : 0), restart_count_, restarts_used_,
+  const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};
   for (const NodeId id : voters_)
     if (nodes_.contains(id))

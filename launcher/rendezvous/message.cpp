@@ -320,6 +320,7 @@ void visit(auto& fields, Beat& beat) {
   fields.optional_integer("silent_ms", beat.silent_ms, 0, INT_MAX);
   fields.optional_integer("unknown_ms", beat.unknown_ms, 0, INT_MAX);
   fields.optional_integer("begun", beat.begun, 0, kMaxRound);
+  fields.optional_integer("running", beat.running, 0, kMaxRound);
 }
 
 /// The types of the messages, in their order in the variant.

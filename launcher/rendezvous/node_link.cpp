@@ -291,6 +291,7 @@ asio::awaitable<void> NodeLink::beat() {
 void NodeLink::send_beat() {
   Beat beat = signs_.next_beat(Clock::now());
   beat.begun = begun_;
+  beat.running = running_;
   send(beat);
 }
 

@@ -92,6 +92,11 @@ class NodeLink {
   /// workers count as hung, which takes the timeout, sends it at once.
   /// returns  what is known of the whole job's workers
   KnownSigns share_signs(const KnownSigns& own, std::chrono::milliseconds timeout);
+  /// This node's workers are in that round.
+  void set_running(int round) {
+    running_ = round;
+    send_beat();
+  }
 
   /// Sends what is queued, then closes and pushes a PeerEvent.
   void finish();
@@ -136,7 +141,7 @@ class NodeLink {
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
-  std::optional<int> summary_ms_, begun_;
+  std::optional<int> summary_ms_, begun_, running_;
   SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false, finished_ = false;

@@ -112,8 +112,8 @@ TEST_CASE("without a round in place all workers save, and the next round is with
   const bool in_place = spare && recovers;  // the coordinator tries it
   CHECK_THAT(drain.out,
              ContainsSubstring(in_place ? " takes its ranks"
-                               : spare  ? "; all workers save and restart with node "
-                                        : "; all workers save and restart without it, on 1 node\n"));
+                               : spare  ? "; all workers get SIGTERM, and restart with node "
+                                        : "; all workers get SIGTERM, and restart without it, on 1 node\n"));
   REQUIRE(job.nodes.node(1).wait_for_output("saving"));
   REQUIRE(job.nodes.node(0).wait_for_output("saving"));
   if (!in_place) {

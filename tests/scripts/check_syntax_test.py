@@ -21,6 +21,7 @@ class CheckSyntax(unittest.TestCase):
     def check_files(self, files):
         with tempfile.TemporaryDirectory() as root:
             for name, text in files.items():
+                pathlib.Path(root, name).parent.mkdir(exist_ok=True)
                 pathlib.Path(root, name).write_text(text)
             subprocess.run(["git", "init", "-q", root], check=True)
             subprocess.run(["git", "-C", root, "add", "."], check=True)
@@ -45,6 +46,8 @@ class CheckSyntax(unittest.TestCase):
             ("a.txt", "text\n>>>>>>> theirs\n"),
             ("a.md", "[here](a.md#part), [there](https://example.org)\n[nowhere](b.md)\n"),
             ("a.md", "text\n`worker/gone.cpp`\n"),
+            ("launcher/a.cpp", "  first();\n  const auto now = std::chrono::steady_clock::now();\n"),
+            ("launcher/a.h", "  first();\n  boost::asio::steady_timer timer_;\n"),
             ("a.cpp", "  if (x) y();\n  while (!done() && co_await next()) {\n  }\n"),
             ("a.cpp", "bool both(bool a) {\n  co_return a || f(1, co_await g());\n}\n"),
             ("a.h", "  first();\n  const int x = a ? co_await b() : 0;\n"),

@@ -128,6 +128,9 @@ TEST_CASE("workers are told how ddprun was called, without the program and witho
   CHECK(told() == own + " --config job.toml");
   job.options.hosts.words = {"--log-dir=" + std::string(100'000, 'x'), "train", "--lr", "1"};
   CHECK_FALSE(sets(job.workers(round)[0], "DDPRUN_COMMAND"));  // it would leave no room for other variables
+  job.options.hosts.words = {"train"};
+  job.options.nodes.local_world_size = 2;  // of two ddpruns here, as under srun
+  CHECK_FALSE(sets(job.workers(round)[0], "DDPRUN_COMMAND"));
 }
 
 TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_plan]") {

@@ -68,7 +68,7 @@ TEST_CASE("a spare takes a drained node's ranks in place, and it leaves once tha
   CHECK(rig.count<Stop>(other) == 0);
   CHECK(rig.count<Start>(leaving) == 1);
   CHECK(rig.count<Drained>(leaving) == 0);  // it could still keep its ranks
-  rig.say(spare, rig.beat_of(spare));
+  for (const auto id : {other, spare}) rig.say(id, rig.beat_of(id));
   CHECK(rig.last<Drained>(leaving).replaced);
   leave(rig, leaving);
   rig.lose(leaving);
@@ -86,7 +86,7 @@ TEST_CASE("without a round in place all workers save, and the next round is with
   TwoNodes rig(settings);
   const auto other = spare ? rig.join("c") : rig.a;
   const auto answer = drain(rig, "b");
-  CHECK(answer.text == std::string("node b (10.0.0.2) is drained; all workers save and restart ") +
+  CHECK(answer.text == std::string("node b (10.0.0.2) is drained; all workers get SIGTERM, and restart ") +
                            (spare ? "with node c (10.0.0.3) in its place" : "without it, on 1 node"));
   CHECK_FALSE(rig.last<Drained>(rig.b).replaced);
   CHECK(rig.count<Stop>(rig.b) == 0);
@@ -171,7 +171,8 @@ TEST_CASE("one node is drained at a time", "[drain]") {
   refused(rig, "d", "node b (10.0.0.2) is already leaving the job; try again when it has left");
   rig.obey();
   refused(rig, "b", "already leaving");
-  if (in_place) rig.say(3, rig.beat_of(3));
+  if (in_place)
+    for (const auto id : {1U, 3U}) rig.say(id, rig.beat_of(id));
   leave(rig, rig.b);
   rig.obey();
   refused(rig, "b", "the job has no node 'b'");
@@ -205,7 +206,7 @@ TEST_CASE("a spare that is lost as it takes over is replaced, by the drained nod
           "node c (10.0.0.3) was lost: the connection ended; node b (10.0.0.2) keeps its ranks");
   CHECK(rig.count<Stop>(rig.a) == 0);
   CHECK(rig.count<Drained>(rig.b) == 0);
-  rig.say(next, rig.beat_of(next));
+  for (const auto id : {rig.a, next}) rig.say(id, rig.beat_of(id));
   CHECK(rig.count<Drained>(rig.b) == (spares == 2 ? 1 : 0));
   if (spares == 1) refused(rig, "b", "there is no spare");  // it could be drained again
   CHECK_FALSE(rig.ended());
@@ -237,10 +238,39 @@ TEST_CASE("a node is drained while a rank is being replaced", "[drain]") {
   CHECK(rig.last<Start>(spare).group_rank == 1);
   CHECK(rig.count<Stop>(rig.a) == 0);
   rig.say(rig.b, failed(7));  // its workers no longer matter
-  rig.say(spare, rig.beat_of(spare));
+  for (const auto id : {rig.a, spare}) rig.say(id, rig.beat_of(id));
   leave(rig, rig.b);
   CHECK(rig.round_of(rig.a) == 2);
   CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a drained node keeps its ranks until all workers are in the round with the spare", "[drain]") {
+  TwoNodes rig(with_spare(true));
+  const auto spare = rig.join("c");
+  CHECK(drain(rig, "b").accepted);
+  rig.obey();
+  REQUIRE(rig.last<Start>(spare).in_place);
+  SECTION("the others' may yet decline") {
+    rig.stuck = {rig.a};
+    for (const auto id : {rig.a, spare}) rig.say(id, rig.beat_of(id));
+    CHECK(rig.count<Drained>(rig.b) == 0);
+    rig.stuck = {};
+    rig.say(rig.a, rig.beat_of(rig.a));
+    CHECK(rig.last<Drained>(rig.b).replaced);
+  }
+  SECTION("a spare whose workers fail does not get them") {
+    rig.stuck = {spare};
+    rig.say(spare, rig.beat_of(spare));
+    const AttemptEnd end = GENERATE(AttemptEnd(StartFailed{127, "no such file"}),
+                                    AttemptEnd(WorkerFailed{ExitStatus::exited(1)}));
+    rig.say(spare, Failed{1, end, "its workers failed"});
+    CHECK(rig.count<Refused>(spare) == 1);
+    CHECK(rig.count<Drained>(rig.b) == 0);
+    rig.obey();
+    CHECK(rig.last<Start>(rig.b).number == 2);
+    CHECK(rig.last<Start>(rig.b).in_place);
+    CHECK_FALSE(rig.ended());
+  }
 }
 
 TEST_CASE("a node is drained in the middle of a restart", "[drain]") {
@@ -312,10 +342,10 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
     CHECK(rig.count<Drained>(rig.join(again)) == 1);
     return;
   }
-  SECTION("a handover counts it among those that have left") {
+  SECTION("a handover counts it as before, for it may not have heard of it") {
     CHECK(rig.hand_over("id of a"));
     rig.pass(1s);
-    CHECK(rig.last<Stop>(3).hands_over->left == 1);
+    CHECK(rig.last<Stop>(3).hands_over->left == 0);
   }
   SECTION("nor is it one of those that could take the coordinator's place") {
     leave(rig, 2);

@@ -177,7 +177,8 @@ class CoordinatorRig {
   Coordinator::Time now() const { return now_; }
 
   std::set<Id> silent;
-  std::set<Id> deaf;  ///< have not heard of their last round
+  std::set<Id> deaf;   ///< have not heard of their last round
+  std::set<Id> stuck;  ///< their workers do not come into a round
   /// When each node's workers last showed a sign of life, for its beats; none: they say nothing about it.
   std::map<Id, Coordinator::Time> signs;
   Beat last_beat;  ///< that a node got
@@ -185,6 +186,7 @@ class CoordinatorRig {
   Beat beat_of(Id id) const {
     Beat beat = signs.contains(id) ? beat_with({signs.at(id), now_}, now_) : Beat{};
     if (!deaf.contains(id) && count<Start>(id) > 0) beat.begun = last<Start>(id).number;
+    if (!stuck.contains(id)) beat.running = beat.begun;
     return beat;
   }
 

@@ -164,7 +164,7 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
       throw BrokenPromise("a start while workers of another round live");
     if (node.honest && node.running && *node.running >= start->number)
       throw BrokenPromise("a round in place that is not newer than the workers' own");
-    say(id, Beat{.begun = start->number});
+    say(id, Beat{.begun = start->number, .running = start->number});
     if (node.running && chance(unable_)) return decline(id, start->number);
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {

@@ -471,7 +471,7 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     program.running = {coordinator, round};
     program.succeeded = false;
     program.membership->take(*start, clock(host));
-    send(connection, Beat{.begun = round});
+    send(connection, Beat{.begun = round, .running = round});
     on(host, Milliseconds(20) + up_to(500), [this, &program, connection, round] {
       const auto& running = program.running;
       if (program.connection != connection || !running || running->second != round) return;
