@@ -206,6 +206,11 @@ TEST_CASE("a training that gets no better ends by itself", "[training]") {
   CHECK_THAT(child.out(), ContainsSubstring("stopped at step ") && ContainsSubstring("val_loss") &&
                               ContainsSubstring("--patience 4\n"));
   CHECK(fs::exists(dir.path() / "run/checkpoints/epoch=0-step=13.pt"));  // of equal ones the first stay
+  Child within(training("linear", 0, dir.path() / "within",
+                        {"--epochs=5", "--lr=1e-30", "--patience=2", "--val-split=0.2", "--val-every-steps=3",
+                         "--batch-size=8"}));
+  REQUIRE(within.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(dir.path() / "within")["steps"] == 9);  // of 100 in an epoch
 }
 
 TEST_CASE("validation may come every so many steps", "[training]") {

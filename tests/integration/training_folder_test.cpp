@@ -112,6 +112,35 @@ TEST_CASE("a run that cannot be read is refused by --resume auto, and nothing is
   CHECK(files_in(out) == before);
 }
 
+TEST_CASE("a disk that does not give a checkpoint back is no reason to start from scratch",
+          "[training][run_folder]") {
+  const std::string error = GENERATE("EIO", "EACCES");
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1", "--save-top-k=0"}));
+  CHECK(read_file(out / "config.toml")
+            .starts_with("# run " +
+                         nlohmann::json::parse(read_file(out / "run.json"))["run"].get<std::string>() +
+                         ", branch 1\n"));
+  const auto before = files_in(out);
+  auto again = linear(out, {"--resume=auto", "--epochs=9"});
+  const std::vector<std::string> strace = {"strace",
+                                           "-f",
+                                           "-qq",
+                                           "-o",
+                                           "/dev/null",
+                                           "-P",
+                                           out / "checkpoints/last.pt",
+                                           "-e",
+                                           "inject=openat:error=" + error};
+  again.argv.insert(again.argv.begin(), strace.begin(), strace.end());
+  const auto ended = end_of(again);
+  CHECK(ended.status == ExitStatus::exited(1));
+  CHECK_THAT(ended.err,
+             ContainsSubstring("last.pt: cannot open: ") && ContainsSubstring("nothing was changed"));
+  CHECK(files_in(out) == before);
+}
+
 TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path();

@@ -125,11 +125,18 @@ train::NextCommand command_to_continue(const Config& config, const ddp::ProcessG
   }
   next.words.insert(next.words.end(), {"--resume", shell_word(config.train.out.string())});
   const auto typed = nlohmann::json::parse(config.train.config_json);
-  for (const char* name : {"device", "backend", "timeout"})  // which are never taken from the checkpoint
+  // What is never taken from the checkpoint.
+  for (const char* name : {"device", "backend", "timeout"})
     if (config.stated.contains(name))
       next.words.insert(next.words.end(),
                         {std::string("--") + name, typed[name].is_string() ? typed[name].get<std::string>()
                                                                            : shortest_text(typed[name])});
+  const auto& checkpoint = config.train.checkpoint;
+  if (config.stated.contains("memory-checkpoint-every"))
+    next.words.insert(next.words.end(),
+                      {"--memory-checkpoint-every", std::to_string(checkpoint.memory_every_steps)});
+  if (checkpoint.replicate_shards) next.words.push_back("--replicate-shards");
+  if (config.recover_on_gpu) next.words.push_back("--recover-on-gpu");
   if (config.task == "toy")  // else the epochs between checkpoints are a word without a name
     next.words.insert(next.words.end(), {"--save-every", std::to_string(config.train.checkpoint.save_every)});
   return next;

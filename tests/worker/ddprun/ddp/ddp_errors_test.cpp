@@ -73,6 +73,33 @@ TEST_CASE("backward twice is autograd's error, and a forward without backward ch
   });
 }
 
+TEST_CASE("parameters that are not contiguous are trained as others are", "[distributed_data_parallel]") {
+  test::run_ranks(2, [&](const ProcessGroup& group) {
+    torch::nn::Linear plain(3, 4), linear(3, 4);
+    plain->to(torch::kFloat64);
+    linear->to(torch::kFloat64);
+    {
+      const torch::NoGradGuard no_grad;
+      linear->weight.set_data(plain->weight.t().contiguous().t());
+      linear->bias.set_data(plain->bias.clone());
+    }
+    if (linear->weight.is_contiguous()) throw std::runtime_error("contiguous");
+    DistributedDataParallel ddp(*linear, group);
+    for (int step = 0; step < 2; ++step) {
+      linear->zero_grad();
+      plain->zero_grad();
+      const auto loss = [&](torch::nn::Linear& of, double scale) {
+        return (of->forward(scale * kInput()) * torch::arange(4)).sum();
+      };
+      ddp.forward([&] { return loss(linear, group.rank() + 1); }).backward();
+      loss(plain, 1).backward();
+      loss(plain, 2).backward();
+      for (const auto& parameter : plain->parameters()) parameter.mutable_grad() /= 2;
+      test::check_same_gradients(*linear, *plain, 1e-12);
+    }
+  });
+}
+
 TEST_CASE("ranks whose parameters differ in type, strides or layout are refused",
           "[distributed_data_parallel]") {
   const auto refused = [](const ProcessGroup& group, torch::nn::Module& module, const std::string& expected) {

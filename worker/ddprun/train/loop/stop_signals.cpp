@@ -185,6 +185,7 @@ void StopSignals::restore() {
     wake(event_.get(), 1);
     watch_.join();
   }
+  ::signal(SIGUSR1, SIG_IGN);  // drops what the watch has sent to threads that have not taken it yet
   ::sigaction(SIGTERM, &term_, nullptr);
   ::sigaction(SIGINT, &int_, nullptr);
   ::sigaction(SIGUSR1, &usr1_, nullptr);

@@ -58,7 +58,7 @@ std::string short_number(double value) { return formatted("%.3g", value); }
 
 /// "0.25", "97.5", "1,840": three digits, and all before the point.
 std::string rounded(double value) {
-  return value < 1000 ? short_number(value) : with_commas(std::llround(value));
+  return value < 999.5 ? short_number(value) : with_commas(std::llround(value));
 }
 
 /// Into --out, or the working directory; there is no run.
