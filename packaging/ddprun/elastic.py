@@ -901,8 +901,8 @@ def _difference(theirs: Dict[str, Any], first: Dict[str, Any]) -> str:
             continue
         if isinstance(one, bytes) or isinstance(other, bytes):
             try:
-                one, other = (pickle.loads(value) for value in (one, other))
-                if one == other or type(one).__eq__ is object.__eq__:  # a set has any order; or it cannot be told
+                one, other = (pickle.loads(value or b"") for value in (one, other))
+                if one == other or getattr(type(one), "__eq__") is object.__eq__:  # a set has any order; or it cannot be told
                     continue
             except Exception:  # nor can it here: arrays, and what a rank could not send
                 continue
