@@ -430,6 +430,7 @@ TEST_CASE("workers that start again because a node joins continue their own run"
     const auto flags = nodes.flags({"--nnodes=1:2", "--last-call=0"});
     command.argv.insert(std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM), flags.begin(),
                         flags.end());
+    command.env["OMP_NUM_THREADS"] = "1";  // both nodes are this host, and each would use all its cores
     nodes.add(command);
   };
   add_node();
