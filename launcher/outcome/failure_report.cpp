@@ -152,12 +152,12 @@ std::string describe_others(const std::string& title, std::vector<WorkerRecord> 
                             const WorkerRecord& root) {
   if (others.empty()) return "";
   std::string text = std::string(kWidth, '-') + "\n" + title + ":\n";
-  const auto alike = std::ranges::stable_partition(
-      others, [&](const WorkerRecord& worker) { return !failed_alike(worker, root); });
+  const auto alike = std::stable_partition(
+      others.begin(), others.end(), [&](const WorkerRecord& worker) { return !failed_alike(worker, root); });
   std::vector<int> ranks;
-  for (const WorkerRecord& worker : alike) ranks.push_back(worker.rank);
+  for (auto worker = alike; worker != others.end(); ++worker) ranks.push_back(worker->rank);
   if (!ranks.empty()) text += "  the same error: rank " + joined(number_ranges(ranks), ", ") + "\n";
-  others.erase(alike.begin(), alike.end());
+  others.erase(alike, others.end());
   const std::size_t shown = others.size() <= kMaxOthers + 1 ? others.size() : kMaxOthers;
   for (std::size_t i = 0; i < shown; ++i) {
     text += "  rank " + describe_worker(others[i]) + ": " + describe_end(others[i]) + "\n";
