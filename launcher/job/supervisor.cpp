@@ -277,14 +277,16 @@ asio::awaitable<RunResult> once_preloaded(Job& job, asio::awaitable<RunResult> w
   co_return co_await std::move(work);
 }
 
-/// What jobs left that were killed.
-asio::awaitable<void> tidy_up(const Job& job) try {
+/// Removes what jobs left that were killed, aside from the loop; not at once, where it would delay the
+/// workers.
+asio::awaitable<void> tidy_up() try {
+  Timer timer(co_await asio::this_coro::executor, std::chrono::seconds(1));
+  co_await timer.async_wait(asio::use_awaitable);
   const std::function<void()> work = [] {
     remove_leftovers(temp_folder());
     remove_dead_sockets();
   };
-  const std::function<bool()> give_up = [&job] { return job.events.end_signals() >= 2; };
-  co_await run_aside(work, LoopClock::now() + kPatienceAtEnd, &give_up);
+  co_await run_aside(work);
 } catch (const std::exception& error) {
   log_warning(error.what());
 }
@@ -302,7 +304,6 @@ asio::awaitable<RunResult> with_all_output(Job& job, asio::awaitable<RunResult> 
   }
   while (job.events.end_signals() < 2)
     if (co_await job.outputs.console().drain(LoopClock::now() + kLook)) break;
-  co_await tidy_up(job);
   if (thrown) std::rethrow_exception(thrown);
   co_return result;
 }
@@ -432,6 +433,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
     hosts.emplace(io, guard, console, options, environment);
     work = supervise_with_hosts(job, *hosts, connections, std::move(work), record);
   }
+  asio::co_spawn(io, tidy_up(), asio::detached);
   const RunResult result = run_loop(io, events, with_all_output(job, std::move(work)));
   preload.reset();
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};

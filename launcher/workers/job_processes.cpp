@@ -122,8 +122,9 @@ bool acts(pid_t pid, int signal) { return handles(pid, signal) && !is_shell(pid)
 /// child a quarter of a second after it has got SIGINT itself. One that ignores SIGINT, such as the resource
 /// tracker of multiprocessing, does not count.
 std::optional<pid_t> awaited_program(pid_t pid, pid_t group, int signal) {
+  if (signal != SIGINT) return {};
   const int call = call_of(pid, pid);
-  if (signal != SIGINT || (call != SYS_wait4 && call != SYS_waitid) || !acts(pid, signal)) return {};
+  if ((call != SYS_wait4 && call != SYS_waitid) || !acts(pid, signal)) return {};
   std::vector<pid_t> found = children_of(pid);
   std::erase_if(found, [&](pid_t child) {
     return !is_member(child, group) || !(handles(child, signal) || would_die_of(child, signal));

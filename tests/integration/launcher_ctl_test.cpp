@@ -345,16 +345,20 @@ TEST_CASE("a job that ends while it is asked has ended", "[ctl]") {
   const UniqueFd ending(::socket(AF_UNIX, SOCK_STREAM, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::strcpy(address.sun_path, (folder.path() / "ending.sock").c_str());
+  std::strcpy(address.sun_path, (folder.path() / "01234567.sock").c_str());
   REQUIRE(::bind(ending.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
   REQUIRE(::listen(ending.get(), 1) == 0);
   Command command{{DDPCTL_PROGRAM, "ps"}};
   command.env["DDPRUN_CONTROL_DIR"] = folder.path().string();
   Child list(command);
   {
+    const auto readable = [](const UniqueFd& fd) {
+      pollfd wanted{fd.get(), POLLIN, 0};
+      return ::poll(&wanted, 1, std::chrono::milliseconds(kDeadline).count()) == 1;
+    };
+    REQUIRE(readable(ending));
     const UniqueFd asked(::accept(ending.get(), nullptr, nullptr));
-    pollfd question{asked.get(), POLLIN, 0};
-    ::poll(&question, 1, -1);
+    REQUIRE(readable(asked));
   }
   CHECK(list.wait() == ExitStatus::exited(0));
   CHECK(list.err() == "");

@@ -22,16 +22,20 @@ echo $$ >"pid.$SLURM_NODEID"
 exec "$ddprun" --spares=1 --max-restarts=1 --preflight='[ $SLURM_NODEID != "$(cat bad)" ] || { echo "no GPU"; exit 1; }' sh ./program.sh
 NODE
 
+# Nodes that a test has ended: a registration that was on its way can make Slurm take one for usable again.
+ended=()
+
 # train OUTPUT [salloc]: starts the job with sbatch, whose srun runs on the first node, or with salloc, whose srun runs here.
 train() {
-  local step="srun --no-kill --kill-on-bad-exit=0 sh ./node.sh"
+  local step="srun --no-kill --kill-on-bad-exit=0 sh ./node.sh" nodes=(--nodes=3 --no-kill)
+  [ "${#ended[@]}" = 0 ] || nodes+=("--exclude=$(IFS=, && echo "${ended[*]}")")
   rm -f go ready.* pid.*
   touch begin
   if [ $# = 1 ]; then
-    submit --nodes=3 --no-kill --output="$1" --wrap="$step"
+    submit "${nodes[@]}" --output="$1" --wrap="$step"
   else
     # shellcheck disable=SC2086 # words
-    salloc --nodes=3 --no-kill $step >"$1" 2>&1 &
+    salloc "${nodes[@]}" $step >"$1" 2>&1 &
   fi
   until_true two_ready_since begin
   until_true grep -q "standing by" "$1"
@@ -66,6 +70,7 @@ lost() {
 lose_node() {
   local name ddprun_pid slurmd_pid
   name=$(cat "name.$1") ddprun_pid=$(cat "pid.$1")
+  ended+=("$name")
   slurmd_pid=$(cat "$(dirname "$SLURM_CONF")/slurmd.$name.pid")
   touch killed
   kill -KILL "$slurmd_pid" "$(ps -o ppid= -p "$ddprun_pid")" "$ddprun_pid"
