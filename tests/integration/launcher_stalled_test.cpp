@@ -1,6 +1,8 @@
 // Readers of ddprun's output that do not read: neither signals nor time limits nor other nodes wait for them.
 
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include <thread>
 
 #include "tests/integration/node_job.h"
+#include "tests/support/terminal.h"
 
 namespace ddprun::test {
 namespace {
@@ -42,6 +45,87 @@ bool ends_within(std::chrono::seconds time, pid_t ddprun, Child& strace) {
   strace.send_signal(SIGKILL);
   strace.wait();
   return ended;
+}
+
+/// An ext4 file system of our own, which can be frozen.
+class Disk {
+ public:
+  Disk() {
+    const std::string image = folder_.path() / "image";
+    std::filesystem::create_directory(path());
+    mounted_ = run("truncate --size=16M " + image + " && mkfs.ext4 -q -F " + image + " && mount -o loop " +
+                   image + " " + path().string());
+    if (!mounted_) skip("no file system can be mounted here: that takes root and a loop device");
+  }
+  ~Disk() {
+    if (frozen_) thaw();
+    if (mounted_) run("umount " + path().string());
+  }
+  Disk(const Disk&) = delete;
+  Disk& operator=(const Disk&) = delete;
+  std::filesystem::path path() const { return folder_.path() / "disk"; }
+  void freeze() { REQUIRE((frozen_ = run("fsfreeze --freeze " + path().string()))); }
+  void thaw() { frozen_ = !run("fsfreeze --unfreeze " + path().string()); }
+
+ private:
+  static bool run(const std::string& command) {
+    return std::system(("PATH=$PATH:/usr/sbin:/sbin; { " + command + "; } > /dev/null 2>&1").c_str()) == 0;
+  }
+  TempDir folder_;
+  bool mounted_ = false, frozen_ = false;
+};
+
+/// Workers that write without end, and save in a file of the folder when they are asked to end.
+std::string save_at_sigterm(const TempDir& folder) {
+  return "trap 'echo saved > " + folder.path().string() +
+         "/$RANK; exit 0' TERM; while :; do echo a line; done";
+}
+
+bool have_saved(const TempDir& folder) {
+  return wait_until([&] {
+    return read_or_empty(folder.path() / "0") == "saved\n" && read_or_empty(folder.path() / "1") == "saved\n";
+  });
+}
+
+TEST_CASE("a disk that stalls under ddprun's output holds up no signal", "[stalled]") {
+  const TempDir folder;
+  Disk disk;
+  const auto out = disk.path() / "out";
+  Command command = script({"--nproc-per-node=2"}, save_at_sigterm(folder));
+  command.argv.insert(command.argv.begin(), {"sh", "-c", R"(exec "$@" > "$0" 2>&1)", out});
+  Child ddprun(command);
+  REQUIRE(wait_until([&] { return count_of("a line", read_or_empty(out)) > 0; }));
+  disk.freeze();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until a write of ddprun's waits
+  ddprun.send_signal(SIGTERM);
+  CHECK(have_saved(folder));
+  disk.thaw();
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a terminal of another user that nobody reads holds up no signal", "[stalled]") {
+  if (::geteuid() != 0) skip("only root can give a terminal away");
+  const TempDir folder;
+  const Terminal terminal;
+  Command command = script({"--nproc-per-node=2"}, save_at_sigterm(folder));
+  command.in_child = [&] {
+    terminal.become_stderr();
+    ::dup2(STDERR_FILENO, STDOUT_FILENO);
+    constexpr uid_t kNobody = 65534;
+    // As after `su`: ddprun cannot open the terminal once more.
+    if (::fchown(STDERR_FILENO, kNobody, kNobody) != 0 || ::fchmod(STDERR_FILENO, 0600) != 0 ||
+        ::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE) != 0 || ::prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH) != 0)
+      ::_exit(99);
+  };
+  Child ddprun(command);
+  REQUIRE(wait_until([&] { return ddprun.processes().size() >= 4; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until the terminal is full
+  ddprun.send_signal(SIGTERM);
+  CHECK(have_saved(folder));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
 }
 
 TEST_CASE("a signal reaches the workers although nobody reads ddprun's messages", "[stalled]") {
@@ -305,7 +389,8 @@ TEST_CASE("a warning that nobody reads does not hold up the start", "[stalled]")
   command.env["DDPRUN_NO_SUCH_VARIABLE"] = "1";
   with_full_stderr(command);
   Child ddprun(command);
-  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(ddprun.wait(std::chrono::seconds(10)) ==
+        ExitStatus::exited(0));  // its own lines are waited for for one
   CHECK(ddprun.out() == "here\n");
 }
 

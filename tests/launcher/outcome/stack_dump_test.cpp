@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <ctime>
 #include <fstream>
 #include <memory>
 
@@ -129,6 +130,22 @@ TEST_CASE("many ranks are looked at a few at a time", "[stack_dump]") {
   CHECK(std::ranges::all_of(results, [](const StackResult& result) {
     return read_file(result.file).find("stub_worker") != std::string::npos;
   }));
+}
+
+TEST_CASE("the cost of looking at ranks grows as their number", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto seconds_for = [&](int ranks) {
+    std::vector<StackTarget> targets;
+    for (int rank = 0; rank < ranks; ++rank) targets.push_back({rank, child->pid()});
+    const std::clock_t begin = std::clock();
+    StackDump dump(targets, {});
+    run(dump, folder.path());
+    return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  };
+  seconds_for(400);
+  CHECK(seconds_for(3200) < 24 * seconds_for(400));  // of 8, and of 64 if each rank looked at all others
 }
 
 TEST_CASE("the stacks of every thread are there", "[stack_dump]") {
