@@ -201,7 +201,29 @@ TEST_CASE("sam trains with recomputation, in bfloat16, sharded, and with uneven 
   near("fsdp", 1e-5);
   sam.run(2, "fsdp_recomputed", {"--max-steps=3", "--fsdp", "--gradient-checkpointing"});
   near("fsdp_recomputed", 1e-5);
-  sam.run(2, "join", {"--epochs=1", "--join"});  // eleven images: one rank has a batch less
+}
+
+TEST_CASE("sam: ranks with fewer batches validate the averages that are saved, and go on with them",
+          "[sam]") {
+  const SamRun sam;  // eleven images: one rank has a batch less
+  const auto run = [&](const std::string& out, std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--join", "--ema=0.8", "--monitor=val_loss"});
+    sam.run(2, out, flags);
+  };
+  run("whole", {"--epochs=4"});
+  run("parts", {"--epochs=2"});
+  run("parts", {"--epochs=4", "--resume=auto"});
+  const auto best = sam.dir.path() / "whole/best";
+  CHECK(values_of(sam.dir.path() / "parts", "train_loss") ==
+        values_of(sam.dir.path() / "whole", "train_loss"));
+  CHECK(read_file(sam.dir.path() / "parts/best/model.safetensors") == read_file(best / "model.safetensors"));
+  sam.run(1, "saved", {"--checkpoint=" + best.string(), "--prompts-per-image=8", "--epochs=1", "--lr=1e-12"});
+  const auto validated = [&](const std::string& out) {
+    const auto losses = values_of(sam.dir.path() / out, "val_loss");
+    return std::stod(*std::ranges::min_element(losses, {}, [](const auto& text) { return std::stod(text); }));
+  };
+  const double whole = validated("whole"), saved = validated("saved");
+  CHECK(saved == Approx(whole).epsilon(1e-4));
 }
 
 TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of nothing else", "[sam]") {

@@ -20,6 +20,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/run_folder.h>
@@ -461,6 +462,26 @@ TEST_CASE("a resumed run that goes by another metric keeps no scores of the one 
   const auto plateau = read_checkpoint(options.out / "checkpoints/last.pt").lr_schedule.toGenericDict();
   CHECK(plateau.at("monitor").toStringRef() == "val_acc");
   CHECK(plateau.at("num_bad_epochs").toInt() == 0);
+}
+
+TEST_CASE("a checkpoint that a newer version wrote is no reason to start from scratch", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 1);
+  options.checkpoint.top_k = 0;
+  run(make_task(), options);
+  const auto last = options.out / "checkpoints/last.pt";
+  auto root = serialize::read_pt(last).toGenericDict();
+  root.insert_or_assign("format", 3);
+  serialize::write_pt(last, root);
+  const auto newer = read_file(last), metrics = read_file(options.out / "metrics.csv");
+  options.checkpoint.resume = "auto";
+  options.epochs = 2;
+  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("last.pt") &&
+                                                   ContainsSubstring("'format': expected 1 or 2, got 3") &&
+                                                   ContainsSubstring("nothing was changed"));
+  CHECK(read_file(last) == newer);
+  CHECK(read_file(options.out / "metrics.csv") == metrics);
+  CHECK(checkpoints_in(options.out) == std::set<std::string>{"last.pt"});
 }
 
 TEST_CASE("a run that has ended is not trained further by the same command", "[fit]") {
