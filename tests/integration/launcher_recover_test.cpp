@@ -336,8 +336,10 @@ TEST_CASE("in place of a process that stood by and has ended, a new one is start
                    go, "kill", "9", "--old", "wait-for-round", "--all", "meet"}));
   REQUIRE(wait_until([&] { return std::filesystem::exists(waits); }));
   for (const pid_t pid : child.processes())
-    if (read_file("/proc/" + std::to_string(pid) + "/environ").find("DDPRUN_STANDBY_FD=") !=
-        std::string::npos) {
+    if (const std::string environment = read_file("/proc/" + std::to_string(pid) + "/environ");
+        environment.find("DDPRUN_STANDBY_FD=") != std::string::npos) {
+      CHECK(environment.find("RANK=") == environment.find("GROUP_RANK=") + 6);  // it has no rank yet
+      CHECK(environment.rfind("RANK=") == environment.rfind("GROUP_RANK=") + 6);
       std::filesystem::remove(waits);
       ::kill(pid, SIGKILL);
       REQUIRE(wait_until([&] { return has_ended(pid); }));
