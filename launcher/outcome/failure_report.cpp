@@ -221,7 +221,8 @@ std::string describe(const FailureReport& report) {
   const std::string rule = std::string(kWidth, '=') + "\n";
   const std::string thin_rule = std::string(kWidth, '-') + "\n";
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
-  text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
+  text += report.hang.empty() ? "Root Cause (first observed failure):\n" : "Hang:\n";
+  text += describe_root_cause(report);
   text += describe_others("Reported an error before that and had not exited", report.not_exited,
                           report.root_cause);
   text += describe_others("Other Failures", report.others, report.root_cause);

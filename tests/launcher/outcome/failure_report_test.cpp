@@ -259,7 +259,7 @@ TEST_CASE("a hang has a report too, without a word of how ddprun ended it", "[fa
           R"(================================================================================
 train.py FAILED
 --------------------------------------------------------------------------------
-Root Cause (first observed failure):
+Hang:
   rank      : 3 (local_rank: 1, pid: 123)
   outcome   : no sign of life for 5 s (--hang-timeout)
   host      : node1
