@@ -357,12 +357,14 @@ std::vector<std::string> job_list(const std::vector<json>& views) {
         view.value("workers", 0) + static_cast<int>(view.value("other_ranks", json::array()).size());
     std::string progress = step ? format("%.0f", *step) : "-";
     if (step && steps) progress += format(" of %.0f", *steps);
+    const std::string run = words(view, "run_id");
+    const bool is_named = run != kDefaultRunId && !run.starts_with(words(view, "job"));
     lines.push_back(format("%-9s %-*s%-8s %-8d %-8d %-6d %-10s %-16s ",
                            shortened(words(view, "job"), kMostJobName).c_str(), width,
                            words(view, "node_name").c_str(), words(view, "state").c_str(),
                            view.value("pid", 0), workers, view.value("nodes", 1),
                            clock_text(view.value("seconds", 0.0)).c_str(), progress.c_str()) +
-                    program_of(view));
+                    program_of(view) + (is_named ? "  (run id " + run + ")" : ""));
   }
   return lines;
 }

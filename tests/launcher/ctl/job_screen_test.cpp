@@ -203,7 +203,13 @@ TEST_CASE("the ranks of all nodes are in one table, with the column NODE", "[job
   CHECK_THAT(screen.rows[1].text, ContainsSubstring("    1  ..s-long-2  train ") &&
                                       ContainsSubstring("75 %") && ContainsSubstring("2.0x compute"));
   CHECK(job_list({job_of_nodes(), job_view(3)})[0].starts_with("JOB       NODE  STATE "));
-  CHECK_THAT(job_list({job_of_nodes()})[1], ContainsSubstring("3f2a91bc  host1 running  99       2 "));
+  CHECK_THAT(job_list({job_of_nodes()})[1], ContainsSubstring("3f2a91bc  host1 running  99       2 ") &&
+                                                ContainsSubstring("  (run id my-run)"));
+  View unnamed = job_of_nodes();
+  for (const std::string run : {"none", "3f2a91bc-0000"}) {
+    unnamed["run_id"] = run;
+    CHECK(job_list({unnamed})[1].find("run id") == std::string::npos);
+  }
 }
 
 TEST_CASE("one line says where another node's rank is to be looked at", "[job_screen]") {
