@@ -496,6 +496,18 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
   return names;
 }
 
+std::vector<std::string> variables_of_flags(const std::vector<std::string>& environment) {
+  Options unused;
+  std::set<std::string> names;
+  for (const Setting& setting : make_command(unused).settings)
+    if (setting.is_flag && setting.in_variables)
+      for (const char* prefix : {"DDPRUN_", "PET_"}) names.insert(settings::variable_name(prefix, setting));
+  std::vector<std::string> found;
+  for (const std::string& variable : environment)
+    if (names.count(variable.substr(0, variable.find('='))) > 0) found.push_back(variable);
+  return found;
+}
+
 Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment,
                       const StartOrder* order) {
   Options options;

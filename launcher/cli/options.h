@@ -169,6 +169,9 @@ settings::Command make_command(Options& options);
 /// whose ddprun has already named them.
 std::vector<std::string> unknown_variables(const std::vector<std::string>& environment);
 
+/// The variables of this environment that give flags: DDPRUN_<FLAG>, and torchrun's PET_<FLAG>.
+std::vector<std::string> variables_of_flags(const std::vector<std::string>& environment);
+
 /// The values from command line, variables and --config file, including "program". Flags end at the first
 /// word that is not one, or at "--". The command line wins over DDPRUN_<FLAG>, which wins over PET_<FLAG>
 /// (torchrun's flags only), which wins over the file. throws UsageError; IoError if the file cannot be read

@@ -63,8 +63,8 @@ struct Parts {
             [&](const Straggler& straggler) { note_straggler(job, attempt, straggler); }),
         standbys(job.io, job.guard),
         logs(job.io, job.outputs.console(), job.outputs.log_folder()),
-        group(job.events, job.signals, job.guard, job.log, attempt.round.number, recovers(job),
-              job.options.signal_group, job.preload),
+        group(job.events, job.signals, job.guard, job.log, attempt.round.number, job.options.signal_group,
+              job.preload),
         port(std::move(held)) {}
 
   int store_fd() const { return port ? port->socket.get() : -1; }

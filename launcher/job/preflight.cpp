@@ -184,8 +184,7 @@ asio::awaitable<AttemptEnd> run_preflight(Job& job) {
     return WorkerOutputs{std::move(channel.writing), std::move(err)};
   };
   EventsJson no_log(job.io, std::nullopt, job.clock);
-  WorkerGroup group(job.events, job.signals, job.guard, no_log, 0, /*cautious=*/true, options.signal_group,
-                    nullptr);
+  WorkerGroup group(job.events, job.signals, job.guard, no_log, 0, options.signal_group, nullptr);
   const auto limit = LoopClock::now() + options.preflight_timeout;
   AttemptEnd end;
   std::optional<StartFailed> own_failure;  // not the preflight's: a host of --hosts cannot be started

@@ -79,14 +79,20 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
   return std::max(1, topology.cpus / workers);
 }
 
-std::string own_command(const Options& options) {
+std::string own_command(const Options& options, const std::vector<std::string>& environment) {
+  std::string line;
+  for (const std::string& variable : variables_of_flags(environment)) {
+    const std::string shown = redacted_variable(variable);
+    const auto value = shown.find('=') + 1;
+    line += shown.substr(0, value) + shown_command({shown.substr(value)}) + " ";
+  }
   auto words = options.hosts.words;
   const auto& program = options.program;  // it may also come from a --config file
   if (words.size() >= program.size() && std::equal(program.rbegin(), program.rend(), words.rbegin()))
     words.resize(words.size() - program.size());
   if (!words.empty() && words.back() == "--") words.pop_back();
   words.insert(words.begin(), ::program_invocation_name);
-  return shown_command(words);
+  return line + shown_command(words);
 }
 
 std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
@@ -117,7 +123,8 @@ std::vector<std::string> common_environment(const JobPlan& plan, int workers) {
                 launcher_mark(::getpid(), process_env("SLURM_JOB_ID")));
   // Of several ddpruns on this node none alone has started all that the variable would stand for.
   const bool is_alone = plan.options.nodes.local_world_size.value_or(workers) == workers;
-  if (auto command = own_command(plan.options); is_alone && command.size() <= kMostCommandBytes)
+  if (auto command = own_command(plan.options, plan.environment);
+      is_alone && command.size() <= kMostCommandBytes)
     env.push_back(std::string(kCommandVariable) + "=" + std::move(command));
   std::string signals;
   for (const int signal : plan.options.ending_signals)

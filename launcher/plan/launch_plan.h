@@ -90,8 +90,9 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
 /// Whether the workers' stacks may be wanted: they are traceable, and Python dumps its stacks on SIGABRT.
 bool may_hang(const Options& options);
 
-/// This ddprun's command line without the program: see kCommandVariable.
-std::string own_command(const Options& options);
+/// This ddprun's command line without the program, after the variables that give its flags: see
+/// kCommandVariable.
+std::string own_command(const Options& options, const std::vector<std::string>& environment);
 
 /// The environment that all workers of this node share, in all rounds.
 std::vector<std::string> common_environment(const JobPlan& job, int workers);

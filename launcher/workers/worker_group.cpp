@@ -57,13 +57,12 @@ bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_
 }  // namespace
 
 WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
-                         int attempt, bool cautious, bool whole_groups, Preload* preload)
+                         int attempt, bool whole_groups, Preload* preload)
     : events_(events),
       signals_(signals),
       guard_(guard),
       log_(log),
       attempt_(attempt),
-      cautious_(cautious),
       whole_groups_(whole_groups),
       preload_(preload) {}
 
@@ -339,10 +338,10 @@ void WorkerGroup::signal_all(int signal) {
     if (!worker.group_gone) signal_group(worker.process, signal);
 }
 
+/// A worker that would die of it, such as one that has just started, does not get it.
 void WorkerGroup::pass_on(int signal) {
   for (Worker& worker : workers_)
-    if (!worker.group_gone && !(cautious_ && would_die_of(worker.process.pid, signal)))
-      signal_group(worker.process, signal);
+    if (!worker.group_gone && !would_die_of(worker.process.pid, signal)) signal_group(worker.process, signal);
 }
 
 void WorkerGroup::signal_to_end(int signal) {

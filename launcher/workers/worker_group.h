@@ -58,12 +58,10 @@ struct Worker {
 /// children of ddprun, the subreaper, and end with the job too. The destructor kills surviving workers.
 class WorkerGroup {
  public:
-  /// cautious      spares workers that would die of a signal to be passed on, such as those that have just
-  ///               started
   /// whole_groups  end all processes of a worker at once
   /// preload       null, or what workers are forked from if it has a fork
   WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt,
-              bool cautious, bool whole_groups, Preload* preload);
+              bool whole_groups, Preload* preload);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -144,7 +142,7 @@ class WorkerGroup {
   Guard& guard_;
   EventsJson& log_;
   int attempt_;  ///< or the last round
-  bool cautious_, whole_groups_;
+  bool whole_groups_;
   Preload* preload_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid

@@ -51,6 +51,15 @@ TEST_CASE("a signal whose workers have children ends those too", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a signal that is passed on ends no worker that does not handle it", "[launcher]") {
+  const auto signal = GENERATE(SIGUSR1, SIGUSR2);
+  Child ddprun(script({"--nproc-per-node=2"}, "echo ready; sleep 1; echo done"));
+  REQUIRE(ddprun.wait_for_output("ready", 2));
+  ddprun.send_signal(signal);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(count_of("done", ddprun.out()) == 2);
+}
+
 TEST_CASE("SIGUSR1 and SIGUSR2 are passed on and the job goes on", "[launcher]") {
   const auto signal = GENERATE(SIGUSR1, SIGUSR2);
   Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"}));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -615,6 +616,106 @@ TEST_CASE("another run's checkpoint is not the best of this one for any command"
   CAPTURE(pruned.out);
   CHECK(pruned.status == ExitStatus::exited(0));
   CHECK(fs::exists(second));
+}
+
+TEST_CASE("prune keeps the best of each branch, as its newest checkpoint that has scores tells",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=3", "--val-split=0.25", "--save-top-k=1"}));
+  const fs::path best = read_summary(out)["best_checkpoint"].get<std::string>();
+  if (GENERATE(true, false)) {
+    require_success(linear(out, {"--epochs=4", "--val-split=0.25", "--save-top-k=0", "--resume=auto"}));
+  } else {
+    fs::copy_file(out / "checkpoints/last.pt", dir.path() / "earlier.pt");
+    require_success(linear(out, {"--epochs=4", "--val-split=0.25", "--save-top-k=1", "--resume=auto"}));
+    require_success(linear(out, {"--epochs=5", "--val-split=0.25", "--save-top-k=1", "--lr=3",
+                                 "--resume=" + (dir.path() / "earlier.pt").string()}));
+  }
+  const auto scores = [&] {
+    std::set<std::string> all;
+    for (const auto& name : files_in(out / "checkpoints"))
+      if (name.first.starts_with("epoch=")) all.insert(name.first);
+    return all;
+  };
+  const auto before = scores();
+  REQUIRE(!before.empty());
+  CHECK(end_of(worker({"prune", out.string(), "--keep-best=1"})).status == ExitStatus::exited(0));
+  CHECK(scores() == before);  // each is the best of its branch
+}
+
+TEST_CASE("no command writes over a run's checkpoint, whatever path leads to it", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", last = out / "checkpoints/last.pt";
+  require_success(linear(out, {"--epochs=1"}));
+  fs::create_directory_symlink(out / "checkpoints", dir.path() / "link");
+  const auto before = files_in(out);
+  for (const fs::path& path : {last, out / "checkpoints/./last.pt", dir.path() / "link/last.pt"})
+    for (const auto& words : std::vector<std::vector<std::string>>{
+             {"export", out.string(), path.string()}, {"report", out.string(), "--out=" + path.string()}}) {
+      const auto ended = end_of(worker(words));
+      CAPTURE(path, words[0], ended.err);
+      CHECK(ended.status == ExitStatus::exited(2));
+      CHECK_THAT(ended.err, ContainsSubstring("which would be lost"));
+    }
+  CHECK(files_in(out) == before);
+}
+
+TEST_CASE("a folder whose checkpoints are a link to another run's does not go on with them",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto run = dir.path() / "run", other = dir.path() / "other";
+  require_success(linear(run, {"--epochs=1"}));
+  fs::create_directory(other);
+  fs::create_directory_symlink(run / "checkpoints", other / "checkpoints");
+  const auto before = files_in(run);
+  const auto ended = end_of(linear(other, {"--epochs=2", "--resume=auto"}));
+  CHECK(ended.status == ExitStatus::exited(1));
+  CHECK_THAT(ended.err, ContainsSubstring("leads to the checkpoints of the run in " + run.string()));
+  CHECK(files_in(run) == before);
+}
+
+TEST_CASE("each training of a job that is restarted goes on in its own run", "[training][run_folder]") {
+  const TempDir dir;
+  const auto worker = worker_program() + " linear --limit-train=64 --batch-size=8 ";
+  Command command;
+  command.argv = {program("DDPRUN_PROGRAM", DDPRUN_PROGRAM),
+                  "--nproc-per-node=1",
+                  "--max-restarts=1",
+                  "sh",
+                  "-c",
+                  "cd " + dir.path().string() + " && " + worker + "--epochs=2 --lr=0.01 && " + worker +
+                      "--epochs=3 --lr=0.5 && [ $TORCHELASTIC_RESTART_COUNT = 1 ]"};
+  const auto ended = end_of(command);
+  CAPTURE(ended.err);
+  CHECK(ended.status == ExitStatus::exited(0));
+  std::set<std::string> rates;
+  for (const auto& entry : fs::directory_iterator(dir.path() / "runs"))
+    rates.insert(read_metrics(entry.path()).back()["lr"] + " after " +
+                 read_metrics(entry.path()).back()["epoch"]);
+  CHECK(rates == std::set<std::string>{"0.01 after 1", "0.5 after 2"});
+}
+
+TEST_CASE("what a training kept in memory is not another's of the same job", "[training][run_folder]") {
+  const TempDir dir;
+  const auto worker = worker_program() + " linear --limit-train=64 --batch-size=8 ";
+  Command command;
+  command.argv = {
+      program("DDPRUN_PROGRAM", DDPRUN_PROGRAM),
+      "--nproc-per-node=1",
+      "--max-restarts=1",
+      "--recover=rank",
+      "sh",
+      "-c",
+      "cd " + dir.path().string() + "; " + worker +
+          "--epochs=2000 --out=a --memory-checkpoint-every=5 & p=$!; if [ $DDPRUN_ROUND = 0 ]; then "
+          "until [ -e a/checkpoints/last.pt ]; do sleep 0.1; done; kill -KILL $p; fi; wait $p && " +
+          worker + "--epochs=2 --lr=0.5 --out=b"};
+  const auto ended = end_of(command);
+  CAPTURE(ended.err);
+  CHECK(ended.status == ExitStatus::exited(0));
+  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == "1999");
+  CHECK(read_metrics(dir.path() / "b").back()["epoch"] == "1");
 }
 
 TEST_CASE("a run's folder stands for its newest branch or for nothing", "[training][run_folder]") {

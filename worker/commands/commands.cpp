@@ -55,6 +55,7 @@ int run_report_command(int argc, char** argv) {
       if (std::filesystem::exists(one / "metrics.csv")) folders.push_back(one);
   }
   if (folders.empty()) throw IoError(runs.front(), "holds no run with metrics.csv");
+  if (out.filename() != "report.html") check_not_of_a_run(out, "--out: expected the page");
   if (folders.size() == 1)
     train::write_run_report(folders[0], out);
   else

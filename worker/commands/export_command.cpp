@@ -113,17 +113,6 @@ Exported read_checkpoint(const ExportFlags& flags) {
       state.model_config};
 }
 
-/// throws  UsageError for a file that a run has listed: its newest checkpoint would be gone
-void check_out(const std::filesystem::path& out) {
-  const auto folder = std::filesystem::absolute(out).parent_path();
-  for (const auto& run : {folder, folder.parent_path()}) try {
-      if (train::RunFolder(run).branch_of(out) > 0)
-        throw UsageError("export: expected OUT to be another file than those of the run in " + run.string() +
-                         ", which would be lost, got '" + out.string() + "'");
-    } catch (const IoError&) {  // nothing there is known to be a run's
-    }
-}
-
 /// Without --ema, everything in the training state.
 void write_lightning(const ExportFlags& flags, const Exported& model) {
   auto state = flags.ema ? std::nullopt : train::read_if_checkpoint(flags.checkpoint);
@@ -159,7 +148,7 @@ int run_export_command(int argc, char** argv) {
     throw UsageError(
         "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +
         flags->out.string() + "'");
-  check_out(flags->out);
+  check_not_of_a_run(flags->out, "export: expected OUT");
   const auto model = read_checkpoint(*flags);
   try {
     write(*flags, model);

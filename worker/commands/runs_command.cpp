@@ -117,7 +117,7 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
   const auto is_own = [&](const StateFile& state) {
     return state.problem.empty() && state.identity.run == run.identity().run;
   };
-  std::int64_t last = 0, best = 0;
+  std::int64_t last = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> before;
   for (const auto& state : states) {
     if (!is_own(state)) continue;
@@ -128,9 +128,12 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
     if (now != before) ++last;
     before = now;
   }
-  if (rule.best > 0)
-    for (const auto& [name, score] : best_checkpoints(states).scores)
-      if (best < rule.best && keep(name)) ++best;
+  std::map<std::int64_t, std::int64_t> best;  // how many of each branch
+  for (auto state = states.begin(); state != states.end() && rule.best > 0; ++state) {
+    if (!is_own(*state) || best[state->identity.branch] > 0) continue;  // a newer one has told
+    for (const auto& [name, score] : best_checkpoints({state, states.end()}).scores)
+      if (best[state->identity.branch] < rule.best && keep(name)) ++best[state->identity.branch];
+  }
   std::vector<fs::path> doomed;
   for (const auto& state : states)
     if (is_own(state) && run.branch_of(state.path) > 0 && !kept.contains(state.path.filename()))
@@ -166,7 +169,8 @@ int run_prune_command(int argc, char** argv) {
   command.settings = {
       settings::help_flag(), settings::path("folder", folder, "its folder").not_a_flag(),
       settings::integer("keep-last", rule.last, 1, settings::kMaxInt, "how many of the newest to keep"),
-      settings::integer("keep-best", rule.best, 0, settings::kMaxInt, "how many of the best to keep"),
+      settings::integer("keep-best", rule.best, 0, settings::kMaxInt,
+                        "how many of the best of each branch to keep"),
       settings::boolean("dry-run", dry_run, "only say what would be removed")};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   lock_run_folder(folder);

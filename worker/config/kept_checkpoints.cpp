@@ -68,6 +68,17 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
   return best;
 }
 
+void check_not_of_a_run(const fs::path& file, const std::string& what) {
+  std::error_code unreadable;
+  for (const auto& path : {fs::absolute(file).lexically_normal(), fs::weakly_canonical(file, unreadable)})
+    for (const auto& run : {path.parent_path(), path.parent_path().parent_path()}) try {
+        if (train::RunFolder(run).branch_of(path) > 0)
+          throw UsageError(what + " to be another file than those of the run in " + run.string() +
+                           ", which would be lost, got '" + file.string() + "'");
+      } catch (const IoError&) {  // nothing there is known to be a run's
+      }
+}
+
 fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;

@@ -22,6 +22,11 @@ struct BestCheckpoints {
 };
 BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states);
 
+/// For a command that would replace it.
+///
+/// throws  UsageError, which begins with `what`, for a file that a run has listed
+void check_not_of_a_run(const std::filesystem::path& file, const std::string& what);
+
 enum class Kept { kBest, kNewest };
 
 /// The file that a path given for a checkpoint stands for. A run's folder stands for its best checkpoint, or

@@ -123,7 +123,9 @@ train::NextCommand command_to_continue(const Config& config, const ddp::ProcessG
     if (is_whole) next.words = std::move(words);
     next.words.insert(next.words.end(), {worker, config.task});
   }
-  next.words.insert(next.words.end(), {"--resume", shell_word(config.train.out.string())});
+  next.words.insert(
+      next.words.end(),
+      {"--resume", shell_word(config.train.out == "auto" ? "./auto" : config.train.out.string())});
   const auto typed = nlohmann::json::parse(config.train.config_json);
   // What is never taken from the checkpoint.
   for (const char* name : {"device", "backend", "timeout"})
@@ -185,7 +187,9 @@ fs::path folder_of_this_job(const fs::path& out) {
   for (const auto& path : folders) try {
       const train::RunFolder folder(path);
       const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
-      if (!job.empty() && folder.job() == job &&
+      const bool is_command =
+          !out.empty() || folder.command().empty() || folder.command() == train::RunFolder::hash_of_command();
+      if (!job.empty() && folder.job() == job && is_command &&
           std::ranges::any_of(train::state_files(folder), is_own))  // without reading tensors
         return path;
     } catch (const IoError&) {

@@ -118,7 +118,7 @@ TEST_CASE("workers are told how ddprun was called, without the program and witho
   job.options.program = {"train", "--lr", "1"};
   const std::string own = ::program_invocation_name;
   const Round round = static_round(0, 1, "", 12345, "the-run");
-  const auto told = [&] { return own_command(job.options); };
+  const auto told = [&] { return own_command(job.options, {"A=1", "DDPRUN_COMMAND=outer"}); };
   CHECK(told() == own + " --nproc-per-node=2 --run-path 'a b' --rdzv-conf=token=***");
   CHECK(has(job.workers(round)[0], "DDPRUN_COMMAND=" + told()));
   CHECK_FALSE(has(job.workers(round)[0], "DDPRUN_COMMAND=outer"));
@@ -126,6 +126,9 @@ TEST_CASE("workers are told how ddprun was called, without the program and witho
   CHECK(told() == own + " --tee=3");
   job.options.hosts.words = {"--config", "job.toml"};  // which names the program
   CHECK(told() == own + " --config job.toml");
+  CHECK(own_command(job.options, {"DDPRUN_NPROC_PER_NODE=2", "DDPRUN_RUN_PATH=1", "PET_RDZV_CONF=token=V",
+                                  "DDPRUN_LOG_DIR=a b", "DDPRUN_TOKEN=V"}) ==
+        "DDPRUN_NPROC_PER_NODE=2 DDPRUN_RUN_PATH=1 PET_RDZV_CONF=token=*** DDPRUN_LOG_DIR='a b' " + told());
   job.options.hosts.words = {"--log-dir=" + std::string(100'000, 'x'), "train", "--lr", "1"};
   CHECK_FALSE(sets(job.workers(round)[0], "DDPRUN_COMMAND"));  // it would leave no room for other variables
   job.options.hosts.words = {"train"};

@@ -348,8 +348,12 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   record_->settle();  // the previous plan has been carried out or undone
   const auto before = policy_;
   auto request = plan(at, occasion);
+  const bool is_due = !request.paths.empty();
   if (shards) write_shards(state, std::move(*shards), request);
-  if (request.paths.empty()) return wrote_weights;
+  if (request.paths.empty()) {
+    if (is_due) policy_ = before;
+    return wrote_weights;
+  }
   add_callbacks(state);
   record_->save(state, std::move(request), [this, before] { policy_ = before; });
   return wrote_weights;
@@ -359,10 +363,10 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
 void CheckpointSaver::write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request) {
   std::string text;  // the new folder, and those of removed shards: a path may have any character
   if (!request.paths.empty())
-    for (const auto& path : record_->folder().begin_shards(request.paths.front(), state.step))
+    for (const auto& path : record_->begin_shards(request.paths.front(), state.step))
       text += (text.empty() ? "" : std::string(1, '\0')) + path.string();
   text = ddp::broadcast_from_rank_0(run_.group, text);
-  if (text.empty()) return;
+  if (text.empty()) return request.paths.clear();
   const auto folders = split(text, '\0');
   const fs::path folder = folders.front();
   // On a host with a disk of its own nobody else would remove these.

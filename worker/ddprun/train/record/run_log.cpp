@@ -380,7 +380,10 @@ void RunLog::terminate(const fs::path& checkpoint) {
   NextCommand again = {"continue", {"--resume", run_.options.out.string()}};
   for (const auto& command : run_.options.next_commands)
     if (command.resumes) again = command;
-  std::string line = "terminated; " + again.label + " with";
+  std::string line =
+      std::string("terminated; ") +
+      (record_->lost_the_last() ? "the last checkpoint was not written, and an earlier one is there; " : "") +
+      again.label + " with";
   for (const auto& word : with_limits(again, run_.options, {}).words) line += " " + word;
   print(line);
 }

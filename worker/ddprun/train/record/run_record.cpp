@@ -201,6 +201,13 @@ void RunRecord::add_text(const std::string& tag, const std::string& markdown) {
     unless_disk_full([&] { tensorboard_->add_text(tag, options_.resumed_at.value_or(0), markdown); });
 }
 
+std::vector<fs::path> RunRecord::begin_shards(const fs::path& checkpoint, std::int64_t step) {
+  std::vector<fs::path> paths;
+  const int error = unless_disk_full([&] { paths = folder_.begin_shards(checkpoint, step); });
+  if (error != 0) disk_error_ = error, saved_ = false;
+  return paths;
+}
+
 void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request,
                      std::function<void()> undo) {
   for (auto* paths : {&request.paths, &request.doomed})
@@ -230,8 +237,9 @@ void RunRecord::settle() {
   const auto undo = std::exchange(undo_, nullptr);
   const int error = unless_disk_full([&] { writer_.flush(); });
   if (error != 0) disk_error_ = error;
-  saved_ = saved_ || writer_.wrote_first();
-  if (undo && !writer_.wrote_first()) undo();
+  saved_ = writer_.wrote_first();
+  any_saved_ = any_saved_ || saved_;
+  if (undo && !saved_) undo();
 }
 
 void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
@@ -243,8 +251,9 @@ void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   const bool resumed = options_.resumed_at.has_value();
   if (saved_ || !expects_checkpoint || (resumed && disk_error_ == 0)) return;
   throw IoError(checkpoint_path(),
-                std::string("no checkpoint was written ") +
-                    (resumed ? "since the run was resumed" : "in the whole run"),
+                any_saved_ ? "the run's last checkpoint was not written, and the one that is there is older"
+                : resumed  ? "no checkpoint was written since the run was resumed"
+                           : "no checkpoint was written in the whole run",
                 disk_error_);
 }
 

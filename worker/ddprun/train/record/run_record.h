@@ -22,7 +22,7 @@ namespace ddprun::train {
 /// summary.json.
 ///
 /// A full disk never stops a run: it causes a warning, and files keep their contents. A run fails at its end
-/// only if it never wrote a checkpoint, or could write none since it was resumed.
+/// if its last checkpoint did not fit.
 class RunRecord {
  public:
   struct Options {
@@ -54,6 +54,10 @@ class RunRecord {
   /// In TensorBoard, at the step the run began with.
   void add_text(const std::string& tag, const std::string& markdown);
 
+  /// RunFolder::begin_shards(); empty: the disk is full, so there is to be no such checkpoint.
+  std::vector<std::filesystem::path> begin_shards(const std::filesystem::path& checkpoint, std::int64_t step);
+  /// Whether the last checkpoint did not fit on the disk.
+  bool lost_the_last() const { return disk_error_ != 0 && !saved_; }
   /// Writes the state in the background, then deletes request.doomed; ignores empty paths. Without a request:
   /// writes to checkpoint_path().
   /// undo  called by a later member function if the first file did not fit on the disk
@@ -98,8 +102,8 @@ class RunRecord {
   std::int64_t rows_ = 0;
   std::vector<Sink> sinks_;
   report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once started
-  bool saved_ = false;
-  bool pending_ = false;  // a checkpoint is being written
+  bool saved_ = false, any_saved_ = false;          // the last checkpoint; any
+  bool pending_ = false;                            // a checkpoint is being written
   std::function<void()> undo_;
   int disk_error_ = 0;  // of the last failed checkpoint
   CheckpointWriter writer_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <regex>
@@ -63,6 +64,7 @@ RunFolder::RunFolder(fs::path folder)
     writing_ = json.value("writing", "");
     set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
+    command_ = json.value("command", "");
     ended_within_ = json.value("ended_within", "");
     identity_.branch = std::max(json.value("branch", std::int64_t{1}), std::int64_t{1});
     for (const auto& [name, branch] : files_) {
@@ -150,7 +152,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   checkpoints_place_ = place_of(checkpoints());
   set_aside_ = false;
   ended_within_.clear();
-  job_ = process_env(kJobIdVariable).value_or("");
+  take_over();
   try {
     save(/*required=*/is_other);  // else a state that is left there would be continued as the earlier run
   } catch (const IoError&) {
@@ -228,8 +230,15 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
 void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names) {
   for (const auto& name : names)  // before anything is changed
     if (name.starts_with("metrics.") && is_there(folder_ / name)) open_regular_file(folder_ / name);
-  job_ = process_env(kJobIdVariable).value_or("");
   const bool list_is_lost = identity_.run.empty();
+  std::error_code error;
+  if (const auto run = fs::canonical(checkpoints(), error).parent_path();
+      list_is_lost && fs::is_symlink(checkpoints()) && is_there(run / kList))
+    throw IoError(checkpoints(), "leads to the checkpoints of the run in " + run.string() +
+                                     ", and this folder has no " + std::string(kList) +
+                                     ": continue that run (--resume " + run.string() +
+                                     "), with another --out as a new run");
+  take_over();
   if (list_is_lost) {
     // Without its list a run is still itself.
     identity_ = state.run.empty() ? RunIdentity{random_hex(), 1} : state;
@@ -303,6 +312,7 @@ void RunFolder::save(bool required) {
   if (!writing_.empty()) json["writing"] = writing_;
   if (set_aside_) json["set_aside"] = true;
   if (!job_.empty()) json["job"] = job_;
+  if (!command_.empty()) json["command"] = command_;
   if (!ended_within_.empty()) json["ended_within"] = ended_within_;
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
@@ -312,6 +322,16 @@ void RunFolder::save(bool required) {
     if (required || (error.error_number != ENOSPC && error.error_number != EDQUOT)) throw;
     if (!std::exchange(unsaved_, true)) log_warning(std::string(error.what()) + "; the training continues");
   }
+}
+
+std::string RunFolder::hash_of_command() {
+  return formatted("%016zx", std::hash<std::string>()(read_or_empty("/proc/self/cmdline")));
+}
+
+/// By this job and command.
+void RunFolder::take_over() {
+  job_ = process_env(kJobIdVariable).value_or("");
+  command_ = hash_of_command();
 }
 
 void RunFolder::end_within(const std::string& limits) {
@@ -336,10 +356,17 @@ std::vector<fs::path> RunFolder::begin_shards(const fs::path& checkpoint, std::i
   const auto in = checkpoint.parent_path();
   std::vector<fs::path> paths = {in / (checkpoint.stem().string() + "-step=" + std::to_string(step) + "-" +
                                        identity_.run + "-" + random_hex().substr(4) + kShardsEnd)};
-  for (const auto& gone : std::exchange(gone_shards_, {}))
+  const auto before = files_;
+  for (const auto& gone : gone_shards_)
     if (files_.erase(name_of(gone)) > 0 && !is_there(gone)) paths.push_back(in / gone.filename());
   files_[name_of(paths.front())] = identity_.branch;
-  save();
+  try {
+    save(/*required=*/true);
+  } catch (const IoError&) {
+    files_ = before;
+    throw;
+  }
+  gone_shards_.clear();
   return paths;
 }
 

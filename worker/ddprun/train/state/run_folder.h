@@ -44,6 +44,9 @@ class RunFolder {
   RunIdentity identity() const;
   /// The ddprun job that began or resumed it last; empty: none.
   const std::string& job() const { return job_; }
+  /// What tells that job's commands apart, as hash_of_command() does; empty: an older version's run.
+  const std::string& command() const { return command_; }
+  static std::string hash_of_command();
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
@@ -109,6 +112,7 @@ class RunFolder {
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
   void begin_branch(std::int64_t branch);
+  void take_over();
   void find_states(bool list_is_lost);
   void save(bool required = false);
   std::filesystem::path set_aside(const std::vector<std::string>& names, bool overwrites);
@@ -125,7 +129,7 @@ class RunFolder {
   std::set<std::string> foreign_;  // checkpoints
   std::vector<std::string> replaced_;
   bool set_aside_ = false;  // and not resumed since
-  std::string job_, ended_within_;
+  std::string job_, command_, ended_within_;
   std::string writing_;                                  // a checkpoint that is not listed yet
   std::map<std::string, std::pair<dev_t, ino_t>> kept_;  // what make_way() has kept, until it is replaced
   std::set<std::filesystem::path> gone_shards_;          // listed until the next begin_shards()

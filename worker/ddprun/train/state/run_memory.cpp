@@ -299,11 +299,16 @@ void RunMemory::snapshot_part(const TrainingState& newest, const ddp::ProcessGro
               });
 }
 
-void RunMemory::drop_states() {
+void RunMemory::end() {
   state.reset();
   if (!file) return;
   for (auto* each : files())
     for (const auto& head : each->heads()) each->forget(head);
+}
+
+void RunMemory::drop_states() {
+  end();
+  if (!file) return;
   file->write(head_of(*this, {}).dump(), c10::IValue());
   file->wait();
 }

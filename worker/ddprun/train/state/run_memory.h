@@ -123,6 +123,8 @@ struct RunMemory {
   void snapshot_part(const TrainingState& newest, const ddp::ProcessGroup& group);
   /// Forgets the states in memory and in this rank's files: they may be wrong.
   void drop_states();
+  /// The same, and that the training has begun: it has ended.
+  void end();
   /// Whether the last part and its copy are written.
   bool ready() const { return file->idle(); }
   void wait() const { file->wait(); }  ///< until then

@@ -134,12 +134,52 @@ TEST_CASE("one of the best checkpoints that had no place on the disk counts as i
         }
         if (step == 2 * kSteps + 1) fs::remove(disk / "filler");
       };
-      run(make_task(at_step), options);  // with a test of the best one at its end
+      bool failed = false;
+      try {
+        run(make_task(at_step), options);  // with a test of the best one at its end
+      } catch (const std::exception&) {
+        failed = true;
+      }
+      ensure(failed == (epochs == 2), "a run fails if its last checkpoint has no place");
       fs::remove(disk / "filler");
       const auto kept = checkpoints_in(options.out);
       ensure(epochs != 2 || kept.contains("epoch=0.pt"), "the best that is there stays");
       ensure(epochs != 3 || (kept == std::set<std::string>{"epoch=2.pt", "last.pt"}), "and makes way later");
     }
+  });
+}
+
+TEST_CASE("a run whose last checkpoint did not fit on the disk fails at its end, and names it", "[fit]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {
+    for (const int ranks : {1, 2})
+      for (const bool sharded : {false, true}) {
+        if (sharded && ranks == 1) continue;
+        auto options = options_in(disk / (std::to_string(ranks) + (sharded ? "s" : "")), 3);
+        options.parallel.fsdp = sharded;
+        options.checkpoint.top_k = 0;
+        const auto at_step = [&](std::int64_t step) {
+          if (step != kSteps / ranks || fs::exists(disk / "filler")) return;
+          wait_for(options.out / "checkpoints/last.pt");
+          fill_disk(disk / "filler");
+        };
+        std::string error;
+        try {
+          run(make_task(at_step), options, ranks);
+        } catch (const std::exception& thrown) {
+          error = thrown.what();
+        }
+        fs::remove(disk / "filler");
+        ensure(error.find(
+                   "last.pt: the run's last checkpoint was not written, and the one that is there is older: "
+                   "No space left") != std::string::npos,
+               ("it fails: " + error).c_str());
+        ensure(read_checkpoint(options.out / "checkpoints/last.pt").step == kSteps / ranks,
+               "the one before is there");
+        std::int64_t folders = 0;
+        for (const auto& name : checkpoints_in(options.out)) folders += name.ends_with(".shards");
+        ensure(folders == (sharded ? 1 : 0), "no folder is made that is not listed");
+      }
   });
 }
 
@@ -258,9 +298,10 @@ TEST_CASE("a checkpoint is chosen when no other process writes any more", "[fit]
 TEST_CASE("separate weights that do not fit on the disk do not end the run", "[fit]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {
-    auto options = options_in(disk / "run", 2);
+    auto options = options_in(disk / "run", 3);
     options.checkpoint.top_k = 0;
     auto task = make_task([&](std::int64_t step) {
+      if (step == 2 * kSteps + 1) fs::remove(disk / "filler");
       if (step != kSteps) return;
       wait_for(options.out / "checkpoints/last.pt");
       fill_disk(disk / "filler");
