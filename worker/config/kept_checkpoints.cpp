@@ -70,7 +70,8 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
 
 void check_not_of_a_run(const fs::path& file, const std::string& what) {
   std::error_code unreadable;
-  for (const auto& path : {fs::absolute(file).lexically_normal(), fs::weakly_canonical(file, unreadable)})
+  const auto typed = fs::absolute(file).lexically_normal(), real = fs::weakly_canonical(typed, unreadable);
+  for (const auto& path : {typed, unreadable ? typed : real})
     for (const auto& run : {path.parent_path(), path.parent_path().parent_path()}) try {
         if (train::RunFolder(run).branch_of(path) > 0)
           throw UsageError(what + " to be another file than those of the run in " + run.string() +
