@@ -257,6 +257,10 @@ bool would_die_of(pid_t pid, int signal) {
   return signal != SIGWINCH && (spared >> (signal - 1) & 1) == 0;
 }
 
+bool survives(pid_t pid, int signal) {
+  return signal == SIGWINCH || ignores(pid, signal) || handles(pid, signal);
+}
+
 std::optional<ProcessUse> process_use(pid_t pid) {
   const auto process = living(pid);
   if (!process) return std::nullopt;

@@ -341,7 +341,7 @@ void WorkerGroup::signal_all(int signal) {
 /// A worker that would die of it, such as one that has just started, does not get it.
 void WorkerGroup::pass_on(int signal) {
   for (Worker& worker : workers_)
-    if (!worker.group_gone && !would_die_of(worker.process.pid, signal)) signal_group(worker.process, signal);
+    if (!worker.group_gone && survives(worker.process.pid, signal)) signal_group(worker.process, signal);
 }
 
 void WorkerGroup::signal_to_end(int signal) {
