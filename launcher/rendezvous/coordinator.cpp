@@ -227,6 +227,8 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
   if (take_spare(id, join, reason)) return;
+  const std::string kept = keep_needed_node(id, reason);
+  if (!kept.empty()) return stop_round(kept, milliseconds(0), /*dump_stacks=*/false, user_signal);
   if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0), /*dump_stacks=*/false, user_signal);
   fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
 }

@@ -200,6 +200,8 @@ class Coordinator {
   bool all_run() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);
+  std::string keep_needed_node(NodeId lost, const std::string& reason);
+  NodeId undo_drain(NodeId lost);
   void give_up_vote(NodeId id);
   std::size_t staying() const;
   bool has_started() const { return running_since_ != Time(); }

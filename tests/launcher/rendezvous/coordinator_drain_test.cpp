@@ -212,6 +212,36 @@ TEST_CASE("a spare that is lost as it takes over is replaced, by the drained nod
   CHECK_FALSE(rig.ended());
 }
 
+TEST_CASE("a drained node stays if another is lost as the spare takes over, and it is needed", "[drain]") {
+  auto settings = job(GENERATE(3, 2), 3);  // also elastic, where two would be enough
+  settings.spares = 1;
+  settings.in_place = true;
+  const bool needed = settings.min_nodes == 3;
+  CoordinatorRig rig(settings);
+  rig.form({"a", "b", "c"});
+  if (!needed) rig.pass(settings.last_call);
+  rig.obey();
+  const auto spare = rig.join("d");
+  CHECK(drain(rig, "b").accepted);
+  const bool begun = GENERATE(false, true);
+  if (begun) rig.obey();
+  rig.lose(3);
+  CHECK(rig.count<Drained>(2) == (needed ? 0 : 1));
+  if (!needed) leave(rig, 2);
+  for (const auto id : {CoordinatorRig::Id(1), spare}) {
+    const auto reason = rig.last<Stop>(id).reason;
+    CHECK_THAT(reason, ContainsSubstring("node c (10.0.0.3) was lost"));
+    if (needed) CHECK_THAT(reason, ContainsSubstring("; node b (10.0.0.2) stays in the job"));
+  }
+  rig.obey();
+  REQUIRE_FALSE(rig.ended());
+  CHECK(rig.last<Start>(spare).group_world_size == (needed ? 3 : 2));
+  CHECK(rig.last<Start>(spare).restarts_used == 0);
+  CHECK_FALSE(rig.last<Start>(spare).in_place);
+  CHECK(rig.count<Start>(2) == (needed ? 2 : 1));
+  if (needed) refused(rig, "b", "there is no spare");  // it could be drained again
+}
+
 TEST_CASE("a drained node's loss before it was told changes nothing", "[drain]") {
   TwoNodes rig(with_spare(true));
   const auto spare = rig.join("c");
