@@ -550,7 +550,8 @@ KnownSigns Coordinator::known_signs() const {
 
 Coordinator::Time Coordinator::next_tick() const {
   if (ended_ || resigned_) return Time::max();
-  Time next = std::min(next_beat_, hands_over_at_.value_or(Time::max()));
+  Time next = next_beat_;
+  if (hands_over_at_ && !draining_) next = std::min(next, *hands_over_at_);
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
   if (phase_ == Phase::kForming && unfit_end_) next = std::min(next, *unfit_end_);

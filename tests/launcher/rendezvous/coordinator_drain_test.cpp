@@ -372,10 +372,29 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
     CHECK(rig.count<Drained>(rig.join(again)) == 1);
     return;
   }
-  SECTION("a handover counts it as before, for it may not have heard of it") {
+  SECTION("a handover waits until its workers have ended") {
     CHECK(rig.hand_over("id of a"));
+    rig.pass(60s);
+    CHECK_FALSE(rig.resigned());
+    CHECK_FALSE(rig.last<Stop>(3).hands_over);
+    leave(rig, 2);
     rig.pass(1s);
+    CHECK(rig.resigned());
+    CHECK(rig.last<Stop>(3).hands_over->left == 1);
+  }
+  SECTION("a handover waits no longer for it once it is silent") {
+    CHECK(rig.hand_over("id of a"));
+    rig.silent = {2};
+    rig.pass(15s);
+    CHECK(rig.resigned());
     CHECK(rig.last<Stop>(3).hands_over->left == 0);
+  }
+  SECTION("a handover that all others leave meanwhile ends the job without waiting for it") {
+    CHECK(rig.hand_over("id of a"));
+    rig.say(3, Leave{SIGTERM});
+    rig.pass(3s);
+    REQUIRE(rig.ended());
+    CHECK(rig.ended()->exit_code == 128 + SIGTERM);
   }
   SECTION("nor is it one of those that could take the coordinator's place") {
     leave(rig, 2);
