@@ -127,10 +127,13 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
+    if (succeeded->round <= node.started) node.succeeded = std::max(node.succeeded, succeeded->round);
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
       check_invariant(unfinished_ > 0, "a member that succeeds was unfinished");
       node.state = State::kSucceeded;
       --unfinished_;
+    } else if (has_succeeded_meanwhile()) {
+      end(0, "all workers succeeded");
     }
   } else if (const auto* over = std::get_if<Ended>(&message)) {
     if (leaves) {

@@ -112,6 +112,18 @@ bool Coordinator::all_run() const {
   });
 }
 
+/// Whether all workers have succeeded before a spare could take the ranks of a node that is being drained:
+/// etcd or the new round's leader may have been silent. Also if the node was to keep its ranks.
+bool Coordinator::has_succeeded_meanwhile() const {
+  const bool drains = draining_ && !draining_->told;
+  const bool waits = phase_ == Phase::kLeading && kept_in_ == round_;
+  if (ended_ || in_place_.empty() || !(drains || waits)) return false;
+  return std::ranges::all_of(members_, [&](NodeId id) {
+    const auto node = nodes_.find(drains && draining_->spare == id ? draining_->node : id);
+    return node != nodes_.end() && node->second.succeeded >= first_round_;
+  });
+}
+
 void Coordinator::tell_drained(bool replaced) {
   if (!draining_ || std::exchange(draining_->told, true)) return;
   send(draining_->node, Drained{std::max(round_, 0), draining_->reason, replaced});
@@ -123,6 +135,7 @@ bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
   const NodeId id = undo_drain(lost);
   const Join& join = nodes_.at(id).join;
   lead_round(reason + "; node " + describe_node(join, nodes_.at(id).address) + " keeps its ranks");
+  kept_in_ = round_;
   drains_.emplace_back(join.node, in_place_);
   return true;
 }

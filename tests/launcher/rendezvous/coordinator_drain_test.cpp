@@ -242,6 +242,52 @@ TEST_CASE("a drained node stays if another is lost as the spare takes over, and 
   if (needed) refused(rig, "b", "there is no spare");  // it could be drained again
 }
 
+TEST_CASE("a job whose workers succeed before the spare could take over has succeeded", "[drain]") {
+  auto settings = with_spare(true);
+  settings.elected = true;
+  CoordinatorRig rig(settings);
+  rig.form({"a", "b"});
+  rig.recorded(0);
+  const auto spare = rig.join("c");
+  const bool first = GENERATE(false, true);  // the drained node succeeds first
+  const CoordinatorRig::Id one = first ? 2 : 1, other = first ? 1 : 2;
+  CHECK(drain(rig, "b").accepted);
+  SECTION("etcd or the leader is silent") {
+    if (GENERATE(true, false)) rig.obey();
+    rig.say(one, Succeeded{0});
+    rig.say(spare, Succeeded{0});  // it was in no round
+    CHECK_FALSE(rig.ended());
+    rig.say(other, Succeeded{0});
+  }
+  SECTION("the node was to keep its ranks") {
+    rig.say(one, Succeeded{0});
+    rig.lose(spare);
+    CHECK_FALSE(rig.ended());
+    rig.say(other, Succeeded{0});
+  }
+  SECTION("the round with the spare has just begun") {
+    rig.obey();
+    rig.recorded(1);
+    rig.say(one, Succeeded{0});
+    CHECK_FALSE(rig.ended());
+    rig.say(other, Succeeded{0});
+  }
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 0);
+  CHECK(rig.last<End>(2).exit_code == 0);
+}
+
+TEST_CASE("workers that succeed while another's rank is replaced do not end the job", "[drain]") {
+  auto settings = with_spare(true);
+  settings.restarts.max_restarts = 1;
+  TwoNodes rig(settings);
+  rig.say(rig.b,
+          Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
+  rig.say(rig.a, Succeeded{0});
+  rig.say(rig.b, Succeeded{0});  // nonsense
+  CHECK_FALSE(rig.ended());
+}
+
 TEST_CASE("a drained node's loss before it was told changes nothing", "[drain]") {
   TwoNodes rig(with_spare(true));
   const auto spare = rig.join("c");
