@@ -334,7 +334,9 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
       if (failed != nullptr && recovers(job)) co_await read_errors(job, parts.group.workers(), attempt);
       if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
           !supervisor.replaces(attempt, parts.group.workers()[failed->index].process.pid)) {
-        if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
+        // Not if another node has taken over: its workers may have failed first, but that ended nothing.
+        const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome);
+        if (lost && ended != nullptr && !ended->replaced) attempt.outcome = *lost;
         co_return;
       }
       if (supervisor.has_peers()) {
