@@ -54,7 +54,9 @@ struct Parts {
   Standbys standbys;
   AttemptOutput logs;
   WorkerGroup group;
-  std::optional<HeldPort> port;  ///< held until the attempt ends
+  std::optional<HeldPort> port;                          ///< held until the attempt ends
+  Timer look;                                            ///< at what the workers have announced
+  std::shared_ptr<int> token = std::make_shared<int>();  ///< for the timer's handler: the parts still exist
 
   Parts(Job& job, Attempt& attempt, std::optional<HeldPort> held)
       : beats(job.io),
@@ -65,7 +67,8 @@ struct Parts {
         logs(job.io, job.outputs.console(), job.outputs.log_folder()),
         group(job.events, job.signals, job.guard, job.log, attempt.round.number, job.options.signal_group,
               job.preload),
-        port(std::move(held)) {}
+        port(std::move(held)),
+        look(job.io) {}
 
   int store_fd() const { return port ? port->socket.get() : -1; }
 };
@@ -300,6 +303,21 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
   co_return true;
 }
 
+/// Says that the workers are in the round. Of those that began in place: once all have announced what their
+/// program can; if one fails before, a node that is being drained keeps their ranks.
+void note_running_once_announced(const Job& job, Supervisor& supervisor, const Attempt& attempt,
+                                 Parts& parts) {
+  constexpr std::chrono::milliseconds kLook{100};
+  bool announced = true;
+  for (std::size_t i = 0; recovers(job) && attempt.round.in_place && i < attempt.specs.size(); ++i)
+    announced = parts.rounds.abilities(i) && announced;
+  if (announced) return supervisor.note_running(attempt);
+  parts.look.expires_after(kLook);
+  parts.look.async_wait([&, alive = std::weak_ptr(parts.token)](const boost::system::error_code& error) {
+    if (!error && !alive.expired()) note_running_once_announced(job, supervisor, attempt, parts);
+  });
+}
+
 /// Waits until the attempt ends, through any number of rounds in place.
 asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts,
                                  const FindHung& find_hung) {
@@ -316,7 +334,9 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
       if (failed != nullptr && recovers(job)) co_await read_errors(job, parts.group.workers(), attempt);
       if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
           !supervisor.replaces(attempt, parts.group.workers()[failed->index].process.pid)) {
-        if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
+        // Not if another node has taken over: its workers may have failed first, but that ended nothing.
+        const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome);
+        if (lost && ended != nullptr && !ended->replaced) attempt.outcome = *lost;
         co_return;
       }
       if (supervisor.has_peers()) {
@@ -328,7 +348,7 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
       co_return;
     }
     if (!co_await begin_round(job, attempt, parts, supervisor.next_round(attempt))) co_return;
-    supervisor.note_running(attempt);
+    note_running_once_announced(job, supervisor, attempt, parts);
     lost.reset();
   }
 }
@@ -351,6 +371,10 @@ void keep_standbys(Job& job, Parts& parts, const Round& round) {
 asio::awaitable<void> end_workers(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts) {
   check_invariant(parts.group.workers().size() <= attempt.specs.size(), "each worker was planned");
   parts.standbys.end();
+  parts.token.reset();
+  parts.look.cancel();
+  if (attempt.round.in_place && std::holds_alternative<AllSucceeded>(attempt.outcome))
+    supervisor.note_running(attempt);  // before the others hear of their success
   if (job.preload != nullptr) job.preload->drop_forks();
   parts.logs.unblock_workers();
   int signal = SIGTERM;
@@ -431,7 +455,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
     if (start_failed) {
       attempt.outcome = *start_failed;
     } else {
-      supervisor.note_running(attempt);
+      note_running_once_announced(job, supervisor, attempt, parts);
       if (recovers(job)) keep_standbys(job, parts, round);
       co_await run_rounds(job, supervisor, attempt, parts, find_hung);
     }

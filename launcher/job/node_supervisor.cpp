@@ -530,6 +530,8 @@ class NodeSupervisor : public Supervisor {
       until += job_.options.shutdown_timeout;
     } else {
       link().finish();
+      if (connections_.server() != nullptr && !connections_.server()->ended())
+        until += job_.options.shutdown_timeout;  // a node that is being drained may still save
     }
     auto& election = connections_.election;
     if (election) election->leave();

@@ -127,10 +127,13 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
+    if (succeeded->round <= node.started) node.succeeded = std::max(node.succeeded, succeeded->round);
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
       check_invariant(unfinished_ > 0, "a member that succeeds was unfinished");
       node.state = State::kSucceeded;
       --unfinished_;
+    } else if (has_succeeded_meanwhile()) {
+      end(0, "all workers succeeded");
     }
   } else if (const auto* over = std::get_if<Ended>(&message)) {
     if (leaves) {
@@ -227,6 +230,8 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
   if (take_spare(id, join, reason)) return;
+  const std::string kept = keep_needed_node(id, reason);
+  if (!kept.empty()) return stop_round(kept, milliseconds(0), /*dump_stacks=*/false, user_signal);
   if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0), /*dump_stacks=*/false, user_signal);
   fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
 }
@@ -548,7 +553,8 @@ KnownSigns Coordinator::known_signs() const {
 
 Coordinator::Time Coordinator::next_tick() const {
   if (ended_ || resigned_) return Time::max();
-  Time next = std::min(next_beat_, hands_over_at_.value_or(Time::max()));
+  Time next = next_beat_;
+  if (hands_over_at_ && !draining_) next = std::min(next, *hands_over_at_);
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
   if (phase_ == Phase::kForming && unfit_end_) next = std::min(next, *unfit_end_);

@@ -148,6 +148,7 @@ class Coordinator {
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int begun = -1;             ///< the last round that it has acknowledged
     int running = -1;           ///< the last one that its workers are in
+    int succeeded = -1;         ///< the last one in which all its workers succeeded
     int missed_beats = 0;       ///< beats sent since its last message
     KnownSigns signs;           ///< of its workers
     bool has_ended = false;     ///< its workers, after the job's end
@@ -198,8 +199,11 @@ class Coordinator {
   std::string drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
   std::string begin_drain(NodeId id, Time now);
   bool all_run() const;
+  bool has_succeeded_meanwhile() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);
+  std::string keep_needed_node(NodeId lost, const std::string& reason);
+  NodeId undo_drain(NodeId lost);
   void give_up_vote(NodeId id);
   std::size_t staying() const;
   bool has_started() const { return running_since_ != Time(); }
@@ -256,6 +260,7 @@ class Coordinator {
   std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};  ///< before all workers restart
   std::optional<Draining> draining_;    ///< one node at a time
+  int kept_in_ = -1;                    ///< the last round in which a drained node was to keep its ranks
   std::set<std::string> drained_ids_;   ///< of nodes that must not come back
   std::vector<std::pair<std::string, std::string>> drains_;
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;

@@ -112,6 +112,18 @@ bool Coordinator::all_run() const {
   });
 }
 
+/// Whether all workers have succeeded before a spare could take the ranks of a node that is being drained:
+/// etcd or the new round's leader may have been silent. Also if the node was to keep its ranks.
+bool Coordinator::has_succeeded_meanwhile() const {
+  const bool drains = draining_ && !draining_->told;
+  const bool waits = phase_ == Phase::kLeading && kept_in_ == round_;
+  if (ended_ || in_place_.empty() || !(drains || waits)) return false;
+  return std::ranges::all_of(members_, [&](NodeId id) {
+    const auto node = nodes_.find(drains && draining_->spare == id ? draining_->node : id);
+    return node != nodes_.end() && node->second.succeeded >= first_round_;
+  });
+}
+
 void Coordinator::tell_drained(bool replaced) {
   if (!draining_ || std::exchange(draining_->told, true)) return;
   send(draining_->node, Drained{std::max(round_, 0), draining_->reason, replaced});
@@ -120,15 +132,35 @@ void Coordinator::tell_drained(bool replaced) {
 /// The spare for a node that is being drained is lost, and there is no other: the node stays after all.
 bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
   if (!draining_ || draining_->told || draining_->spare != lost) return false;
+  const NodeId id = undo_drain(lost);
+  const Join& join = nodes_.at(id).join;
+  lead_round(reason + "; node " + describe_node(join, nodes_.at(id).address) + " keeps its ranks");
+  kept_in_ = round_;
+  drains_.emplace_back(join.node, in_place_);
+  return true;
+}
+
+/// A member is lost while the spare takes over from a node that is being drained, and too few nodes would be
+/// left without that one: it stays, and all workers restart.
+///
+/// returns  why they do; empty: the node is not needed
+std::string Coordinator::keep_needed_node(NodeId lost, const std::string& reason) {
+  if (!draining_ || draining_->told || staying() >= static_cast<std::size_t>(settings_.min_nodes)) return "";
+  const Node& node = nodes_.at(undo_drain(lost));
+  const std::string text = reason + "; node " + describe_node(node.join, node.address) + " stays in the job";
+  drains_.emplace_back(node.join.node, text);
+  return text;
+}
+
+/// The node that is being drained, and has not been told, takes a lost member's place. returns its id
+Coordinator::NodeId Coordinator::undo_drain(NodeId lost) {
   const NodeId id = draining_->node;
   draining_.reset();
   Node& node = nodes_.at(id);
   node.state = State::kInRound;
   drained_ids_.erase(node.join.id);
   std::replace(members_.begin(), members_.end(), lost, id);
-  lead_round(reason + "; node " + describe_node(node.join, node.address) + " keeps its ranks");
-  drains_.emplace_back(node.join.node, in_place_);
-  return true;
+  return id;
 }
 
 }  // namespace ddprun::launcher

@@ -92,6 +92,8 @@ void Coordinator::finish_handover(Time now) {
   if (staying() < others_needed())
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
+  // Its workers save, and the next coordinator would wait for its vote. The node ends them, or is lost.
+  if (draining_) return;
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
   const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};

@@ -94,6 +94,43 @@ TEST_CASE("under --recover=rank a spare takes a drained node's ranks, and nobody
   for (const std::size_t node : {0U, 1U}) CHECK(count_of("\"event\":\"drained\"", job.events(node)) == 1);
 }
 
+TEST_CASE("a drained node keeps its ranks if the spare's workers fail before they have announced anything",
+          "[drain]") {
+  DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank"});
+  const std::vector<std::string> actions = {"recovers",       "true", "ready",          "meet",
+                                            "wait-for-round", "meet", "wait-for-round", "meet"};
+  job.start("1 of 2 joined", actions);
+  job.start("ready 1 ", actions);
+  job.start("standing by", {"exit", "9"});
+  REQUIRE(job.nodes.node(0).wait_for_output("round 0 at"));
+  REQUIRE(job.nodes.node(1).wait_for_output("round 0 at"));
+  CHECK(job.ctl(0, {"drain", "1"}).status == ExitStatus::exited(0));
+  CHECK_FALSE(job.nodes.node(2).wait() == ExitStatus::exited(0));
+  CHECK(wait_until([&] { return count_of("keeps its ranks", job.nodes.node(0).err()) > 0; }));
+  job.nodes.node(0).send_signal(SIGTERM);
+  job.nodes.wait();
+  CHECK(count_of("ready ", job.nodes.node(0).out() + job.nodes.node(1).out()) == 2);
+  CHECK(count_of("left the job", job.nodes.node(1).err()) == 0);
+}
+
+TEST_CASE("a drained node's rank that fails until the spare has taken over is no failure", "[drain]") {
+  DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank"});
+  const auto file = [&](const char* name) { return (job.folder.path() / name).string(); };
+  job.start("1 of 2 joined", {"recovers", "true", "ready", "meet", "wait-for-round", "meet"});
+  job.start("ready 1 ", {"recovers", "true", "ready", "meet", "wait-for-file", file("fail"), "exit", "7"});
+  job.start("standing by", {"wait-for-file", file("begin"), "recovers", "true", "ready", "meet"});
+  REQUIRE(job.nodes.node(0).wait_for_output("round 0 at"));
+  REQUIRE(job.nodes.node(1).wait_for_output("round 0 at"));
+  CHECK(job.ctl(0, {"drain", "1"}).status == ExitStatus::exited(0));
+  REQUIRE(job.nodes.node(0).wait_for_output(" in round 1"));
+  job.touch("fail");
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // it has failed, and nobody says so
+  job.touch("begin");
+  CHECK(job.nodes.wait() == std::vector<ExitStatus>(3, ExitStatus::exited(0)));
+  CHECK(count_of("FAILED", job.nodes.node(1).err()) == 0);
+  CHECK(job.result(1)["reason"] == "drained");
+}
+
 TEST_CASE("without a round in place all workers save, and the next round is without the drained node",
           "[drain]") {
   const bool spare = GENERATE(true, false);

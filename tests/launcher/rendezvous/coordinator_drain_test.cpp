@@ -212,6 +212,82 @@ TEST_CASE("a spare that is lost as it takes over is replaced, by the drained nod
   CHECK_FALSE(rig.ended());
 }
 
+TEST_CASE("a drained node stays if another is lost as the spare takes over, and it is needed", "[drain]") {
+  auto settings = job(GENERATE(3, 2), 3);  // also elastic, where two would be enough
+  settings.spares = 1;
+  settings.in_place = true;
+  const bool needed = settings.min_nodes == 3;
+  CoordinatorRig rig(settings);
+  rig.form({"a", "b", "c"});
+  if (!needed) rig.pass(settings.last_call);
+  rig.obey();
+  const auto spare = rig.join("d");
+  CHECK(drain(rig, "b").accepted);
+  const bool begun = GENERATE(false, true);
+  if (begun) rig.obey();
+  rig.lose(3);
+  CHECK(rig.count<Drained>(2) == (needed ? 0 : 1));
+  if (!needed) leave(rig, 2);
+  for (const auto id : {CoordinatorRig::Id(1), spare}) {
+    const auto reason = rig.last<Stop>(id).reason;
+    CHECK_THAT(reason, ContainsSubstring("node c (10.0.0.3) was lost"));
+    if (needed) CHECK_THAT(reason, ContainsSubstring("; node b (10.0.0.2) stays in the job"));
+  }
+  rig.obey();
+  REQUIRE_FALSE(rig.ended());
+  CHECK(rig.last<Start>(spare).group_world_size == (needed ? 3 : 2));
+  CHECK(rig.last<Start>(spare).restarts_used == 0);
+  CHECK_FALSE(rig.last<Start>(spare).in_place);
+  CHECK(rig.count<Start>(2) == (needed ? 2 : 1));
+  if (needed) refused(rig, "b", "there is no spare");  // it could be drained again
+}
+
+TEST_CASE("a job whose workers succeed before the spare could take over has succeeded", "[drain]") {
+  auto settings = with_spare(true);
+  settings.elected = true;
+  CoordinatorRig rig(settings);
+  rig.form({"a", "b"});
+  rig.recorded(0);
+  const auto spare = rig.join("c");
+  const bool first = GENERATE(false, true);  // the drained node succeeds first
+  const CoordinatorRig::Id one = first ? 2 : 1, other = first ? 1 : 2;
+  CHECK(drain(rig, "b").accepted);
+  SECTION("etcd or the leader is silent") {
+    if (GENERATE(true, false)) rig.obey();
+    rig.say(one, Succeeded{0});
+    rig.say(spare, Succeeded{0});  // it was in no round
+    CHECK_FALSE(rig.ended());
+    rig.say(other, Succeeded{0});
+  }
+  SECTION("the node was to keep its ranks") {
+    rig.say(one, Succeeded{0});
+    rig.lose(spare);
+    CHECK_FALSE(rig.ended());
+    rig.say(other, Succeeded{0});
+  }
+  SECTION("the round with the spare has just begun") {
+    rig.obey();
+    rig.recorded(1);
+    rig.say(one, Succeeded{0});
+    CHECK_FALSE(rig.ended());
+    rig.say(other, Succeeded{0});
+  }
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 0);
+  CHECK(rig.last<End>(2).exit_code == 0);
+}
+
+TEST_CASE("workers that succeed while another's rank is replaced do not end the job", "[drain]") {
+  auto settings = with_spare(true);
+  settings.restarts.max_restarts = 1;
+  TwoNodes rig(settings);
+  rig.say(rig.b,
+          Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
+  rig.say(rig.a, Succeeded{0});
+  rig.say(rig.b, Succeeded{0});  // nonsense
+  CHECK_FALSE(rig.ended());
+}
+
 TEST_CASE("a drained node's loss before it was told changes nothing", "[drain]") {
   TwoNodes rig(with_spare(true));
   const auto spare = rig.join("c");
@@ -342,10 +418,29 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
     CHECK(rig.count<Drained>(rig.join(again)) == 1);
     return;
   }
-  SECTION("a handover counts it as before, for it may not have heard of it") {
+  SECTION("a handover waits until its workers have ended") {
     CHECK(rig.hand_over("id of a"));
+    rig.pass(60s);
+    CHECK_FALSE(rig.resigned());
+    CHECK_FALSE(rig.last<Stop>(3).hands_over);
+    leave(rig, 2);
     rig.pass(1s);
+    CHECK(rig.resigned());
+    CHECK(rig.last<Stop>(3).hands_over->left == 1);
+  }
+  SECTION("a handover waits no longer for it once it is silent") {
+    CHECK(rig.hand_over("id of a"));
+    rig.silent = {2};
+    rig.pass(15s);
+    CHECK(rig.resigned());
     CHECK(rig.last<Stop>(3).hands_over->left == 0);
+  }
+  SECTION("a handover that all others leave meanwhile ends the job without waiting for it") {
+    CHECK(rig.hand_over("id of a"));
+    rig.say(3, Leave{SIGTERM});
+    rig.pass(3s);
+    REQUIRE(rig.ended());
+    CHECK(rig.ended()->exit_code == 128 + SIGTERM);
   }
   SECTION("nor is it one of those that could take the coordinator's place") {
     leave(rig, 2);

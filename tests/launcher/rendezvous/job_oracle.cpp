@@ -66,7 +66,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
 
 void JobOracle::note_input(Id id, const Cause& cause) {
   if (const auto* join = said<Join>(cause); join != nullptr && nodes_.count(id) == 0)
-    nodes_.emplace(id, Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false});
+    nodes_.emplace(id, Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false, false, false, -1});
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
   if (std::holds_alternative<ConnectionLost>(cause)) found->second.standing = Standing::kGone;
@@ -76,6 +76,19 @@ void JobOracle::note_input(Id id, const Cause& cause) {
   if (const auto* success = said<Succeeded>(cause);
       success != nullptr && success->round == led_round_ && found->second.open_round == led_round_)
     succeeded_.insert(id);
+  if (const auto* success = said<Succeeded>(cause);
+      success != nullptr && found->second.open_round && success->round <= *found->second.open_round)
+    found->second.succeeded = std::max(found->second.succeeded, success->round);
+}
+
+/// A node that has not been told yet that it is drained counts in place of its spare, whose round might never
+/// begin; then the others have said it of an earlier round, too.
+bool JobOracle::have_succeeded() const {
+  if (std::ranges::all_of(members_, [this](Id id) { return succeeded_.contains(id); })) return true;
+  const auto has = [this](Id id) { return nodes_.at(id).succeeded >= first_round_; };
+  const bool drained = std::ranges::any_of(
+      nodes_, [&](const auto& node) { return node.second.leaving && !node.second.told && has(node.first); });
+  return drained && std::ranges::count_if(members_, has) + 1 >= std::ssize(members_);
 }
 
 /// Enough nodes stay, and one leaves at a time.
@@ -193,6 +206,7 @@ void JobOracle::check_start(const Outgoing& messages) {
   members_ = by_rank;
   succeeded_.clear();
   started_round_ = first.number;
+  if (!leads_in_place_) first_round_ = started_round_;
 }
 
 /// The members go on in their places, and nodes that stood by take those of lost ones.
@@ -282,8 +296,7 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
   if (said<Leave>(cause) && told.count(sender) == 0) expected.erase(sender);  // it needs not be told
   promise(told == expected, "not all nodes are told the end");
   if (ended->exit_code == 0 && !std::holds_alternative<HostEnds>(cause))
-    promise(std::all_of(members_.begin(), members_.end(), [this](Id id) { return succeeded_.count(id) > 0; }),
-            "success before all nodes have succeeded");
+    promise(have_succeeded(), "success before all nodes have succeeded");
   if (const auto* failed = said<Failed>(cause);
       failed != nullptr && nodes_.count(sender) > 0 && nodes_.at(sender).open_round == failed->round)
     promise(ended->exit_code == exit_code(failed->end), "another exit code than the failure's");

@@ -45,9 +45,11 @@ class JobOracle {
     int stopped_round = -1;
     bool ran = false;                    ///< its workers
     bool leaving = false, told = false;  ///< to be drained; and knows it
+    int succeeded = -1;                  ///< the last round in which it has
   };
 
   void note_input(Id id, const Cause& cause);
+  bool have_succeeded() const;
   void check_drain(const Cause& cause, const Outgoing& messages);
   void check_each(const Outgoing& messages);
   void check_lead(Id id, const Cause& cause, const Outgoing& messages);
@@ -63,6 +65,7 @@ class JobOracle {
   std::vector<Id> members_;  ///< of the last round that was started, by rank
   std::set<Id> succeeded_;   ///< in it
   int led_round_ = -1, started_round_ = -1;
+  int first_round_ = 0;  ///< the last one that did not begin in place
   Id leader_ = 0;
   bool leads_in_place_ = false;
   int rounds_in_place_ = 0, drains_ = 0;

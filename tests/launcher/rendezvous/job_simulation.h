@@ -45,8 +45,10 @@ class JobSimulation {
     bool alive = true;    ///< and so is its connection
     bool silent = false;  ///< nothing of it comes through any more
     bool honest = true;
-    bool lacks_worker = false;                          ///< that is to be replaced in the next round in place
-    std::optional<int> running;                         ///< the round that its workers are of
+    bool lacks_worker = false;   ///< that is to be replaced in the next round in place
+    std::optional<int> running;  ///< the round that its workers are of
+    bool optional =
+        false;  ///< its workers need not succeed: it is drained, or may have come too late for one that is
     bool succeeded = false;                             ///< its workers
     int last_ended = -1;                                ///< the last round whose workers it has ended
     Time last_to_node, last_from_node;                  ///< when the youngest message on its way arrives

@@ -165,12 +165,14 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
     if (node.honest && node.running && *node.running >= start->number)
       throw BrokenPromise("a round in place that is not newer than the workers' own");
     say(id, Beat{.begun = start->number, .running = start->number});
-    if (node.running && chance(unable_)) return decline(id, start->number);
+    node.optional = start->in_place && (node.optional || !node.running);
+    if (node.running && (node.succeeded || chance(unable_))) return decline(id, start->number);
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
   } else if (const auto* drained = std::get_if<Drained>(&message)) {
     const int round = drained->round;
+    node.optional = true;
     after(up_to(60), [this, id, round] {
       nodes_.at(id).running.reset();
       say(id, Ended{round, {}, /*drained=*/true});
@@ -178,7 +180,8 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
     });
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
     const auto* end = std::get_if<End>(&message);
-    if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded)
+    if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded &&
+        !node.optional)
       throw BrokenPromise("the job has succeeded while workers run");
     node.running.reset();
     after(up_to(20), [this, id] { hang_up(id); });

@@ -161,7 +161,8 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
 void TakeoverSimulation::leave(Host host) {
   if (!hosts_[host].coordinator->hand_over(id_of(host), SIGTERM, "its user ends it", clock(host))) return;
   note(host, "hands over");
-  hosts_[host].leaves = true;
+  hosts_[host].leaves = hosts_[host].over = true;  // only its coordinator goes on
+  hosts_[host].running.reset();
   deliver(host);
 }
 
