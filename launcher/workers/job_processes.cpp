@@ -258,7 +258,8 @@ bool would_die_of(pid_t pid, int signal) {
 }
 
 bool survives(pid_t pid, int signal) {
-  return signal == SIGWINCH || ignores(pid, signal) || handles(pid, signal);
+  return signal == SIGWINCH || ignores(pid, signal) || handles(pid, signal) ||
+         (!would_die_of(pid, signal) && !is_shell(pid));
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {

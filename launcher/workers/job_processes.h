@@ -72,7 +72,8 @@ bool ignores(pid_t pid, int signal);
 
 /// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
 bool would_die_of(pid_t pid, int signal);
-/// Whether the process does more than block it for a moment, as a shell does while it starts a program.
+/// Whether the process lives on with the signal: it handles, ignores or blocks it, and does not only block it
+/// while it starts a program, as a shell does.
 bool survives(pid_t pid, int signal);
 
 /// What a process has used, according to /proc.
