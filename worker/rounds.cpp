@@ -220,7 +220,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     rounds.announce(false);
     if (memory.run.file) memory.run.wait();  // others may still be copying
     group.close();
-    memory.run.end();  // another training of this process must not take it for its own
+    memory.run.drop_states(/*ended=*/true);  // another training of this process must not take it for its own
     return ending;
   };
   if (config.train.memory == nullptr) return run();

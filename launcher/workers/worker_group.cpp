@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <map>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/invariant.h>
@@ -338,10 +339,21 @@ void WorkerGroup::signal_all(int signal) {
     if (!worker.group_gone) signal_group(worker.process, signal);
 }
 
-/// A worker that would die of it, such as one that has just started, does not get it.
+/// A worker that would die of it does not get it: one that has just started, or a shell, but then the
+/// programs that the shell has started.
 void WorkerGroup::pass_on(int signal) {
-  for (Worker& worker : workers_)
-    if (!worker.group_gone && survives(worker.process.pid, signal)) signal_group(worker.process, signal);
+  std::map<pid_t, std::vector<pid_t>> groups;
+  for (Worker& worker : workers_) {
+    if (worker.group_gone) continue;
+    const pid_t leader = worker.process.pid;
+    if (survives(leader, signal)) {
+      signal_group(worker.process, signal);
+      continue;
+    }
+    if (groups.empty()) groups = process_groups();
+    for (const pid_t pid : groups[leader])
+      if (pid != leader && survives(pid, signal)) ::kill(pid, signal);
+  }
 }
 
 void WorkerGroup::signal_to_end(int signal) {

@@ -60,6 +60,16 @@ TEST_CASE("a signal that is passed on ends no worker that does not handle it", "
   CHECK(count_of("done", ddprun.out()) == 2);
 }
 
+TEST_CASE("a signal that is passed on reaches the program that a worker's shell has started", "[launcher]") {
+  Child ddprun(
+      script({"--nproc-per-node=2"},
+             R"(sh -c 'trap "echo got; exit" USR1; echo ready; while :; do sleep 0.1; done'; echo done)"));
+  REQUIRE(ddprun.wait_for_output("ready", 2));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  for (const char* line : {"got", "done"}) CHECK(count_of(line, ddprun.out()) == 2);
+}
+
 TEST_CASE("SIGUSR1 and SIGUSR2 are passed on and the job goes on", "[launcher]") {
   const auto signal = GENERATE(SIGUSR1, SIGUSR2);
   Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"}));

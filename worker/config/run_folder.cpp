@@ -187,9 +187,7 @@ fs::path folder_of_this_job(const fs::path& out) {
   for (const auto& path : folders) try {
       const train::RunFolder folder(path);
       const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
-      const bool is_command =
-          !out.empty() || folder.command().empty() || folder.command() == train::RunFolder::hash_of_command();
-      if (!job.empty() && folder.job() == job && is_command &&
+      if (!job.empty() && folder.job() == job && (!out.empty() || folder.is_of_this_command()) &&
           std::ranges::any_of(train::state_files(folder), is_own))  // without reading tensors
         return path;
     } catch (const IoError&) {

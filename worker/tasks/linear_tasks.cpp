@@ -48,7 +48,7 @@ train::Task make_toy(const Config& config) {
         "and nothing is learnt; --loss=mse learns");
   task.compute_loss = [model, document](const data::Batch& batch) mutable {
     const auto output_B1 = model->forward(batch.input);
-    return train::BatchResult{document ? train::soft_cross_entropy(output_B1, batch.target)
+    return train::BatchResult{document ? train::cross_entropy(output_B1, batch.target)
                                        : train::squared_error(output_B1, batch.target)};
   };
   task.epoch_begin_line = toy_line;

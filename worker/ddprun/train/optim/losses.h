@@ -9,19 +9,13 @@ namespace ddprun::train {
 
 // The loss of each of B samples, of K classes: the mean is the training loss, the sum an exact metric.
 
-/// scores float [B, K]; target int64 [B], class numbers; returns float [B].
+/// scores float [B, K]; target int64 [B], class numbers, or float [B, K], a distribution over the classes:
+/// -sum_k target_k log_softmax(scores)_k. With one class, loss and gradient are 0. returns float [B]
 /// label_smoothing  in [0, 1]: the part of the target spread evenly over all classes
 inline at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target,
                                 double label_smoothing = 0) {
   return at::cross_entropy_loss(scores, target, {}, at::Reduction::None, /*ignore_index=*/-100,
                                 label_smoothing);
-}
-
-/// Cross-entropy with a distribution over the classes as target: -sum_k target_k log_softmax(scores)_k.
-/// With one class, softmax is always 1: loss and gradient are 0.
-/// scores, target float [B, K]; returns float [B].
-inline at::Tensor soft_cross_entropy(const at::Tensor& scores, const at::Tensor& target) {
-  return at::cross_entropy_loss(scores, target, {}, at::Reduction::None);
 }
 
 /// float [B, ...]; returns float [B].

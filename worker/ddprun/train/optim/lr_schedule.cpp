@@ -50,8 +50,7 @@ struct Phase {
 
 std::vector<Phase> phases_of(const OneCycle& options) {
   const auto total = static_cast<double>(options.total_steps);
-  const auto* low = "base_momentum";
-  const auto* high = "max_momentum";
+  const char *low = "base_momentum", *high = "max_momentum";
   const Phase rise = {options.pct_start * total - 1, "initial_lr", "max_lr", high, low};
   if (!options.three_phase) return {rise, {total - 1, "max_lr", "min_lr", low, high}};
   return {rise,

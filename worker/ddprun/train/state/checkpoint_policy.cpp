@@ -212,12 +212,11 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool
       const auto path = item.key().toStringRef();
       loaded.best_k_.emplace_back(here(path), static_cast<float>(scores.number(path)));
     }
-    loaded.best_score_.reset();
-    if (reader.has("best_model_score"))
-      loaded.best_score_ = static_cast<float>(reader.number("best_model_score"));
-    loaded.current_score_.reset();
-    if (reader.has("current_score"))
-      loaded.current_score_ = static_cast<float>(reader.number("current_score"));
+    const auto score = [&](const char* name) {
+      return reader.has(name) ? std::optional(static_cast<float>(reader.number(name))) : std::nullopt;
+    };
+    loaded.best_score_ = score("best_model_score");
+    loaded.current_score_ = score("current_score");
     loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
     loaded.kth_best_path_ = here(reader.text("kth_best_model_path"));
   }

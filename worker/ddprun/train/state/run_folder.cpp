@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <regex>
@@ -14,6 +13,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/launch_command.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/moved_files.h>
 #include <ddprun/common/text.h>
@@ -86,6 +86,8 @@ RunIdentity RunFolder::identity() const {
   return identity_;
 }
 
+bool RunFolder::is_of_this_command() const { return command_.empty() || command_ == hash_of_command(); }
+
 std::string RunFolder::name_of(const fs::path& file) const {
   const auto whole = [](const fs::path& path) { return fs::absolute(path).lexically_normal(); };
   return whole(file).lexically_relative(whole(folder_)).string();
@@ -132,13 +134,12 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     });
   };
   const bool had_result = has_result(), had_list = !identity_.run.empty();
-  bool is_other = false;
   fs::path aside;
   if (had_list) find_states(/*list_is_lost=*/false);
-  if (!had_list || had_result || has_result()) {
+  const bool is_other = had_list && (had_result || has_result());
+  if (!had_list || is_other) {
     aside = set_aside(names, overwrites);
     if (had_list) files_.clear();
-    is_other = had_list;
     identity_ = {random_hex(), 1};
   } else {
     if (!overwrites) replaced_.clear();  // nobody said now that it may go
@@ -322,10 +323,6 @@ void RunFolder::save(bool required) {
     if (required || (error.error_number != ENOSPC && error.error_number != EDQUOT)) throw;
     if (!std::exchange(unsaved_, true)) log_warning(std::string(error.what()) + "; the training continues");
   }
-}
-
-std::string RunFolder::hash_of_command() {
-  return formatted("%016zx", std::hash<std::string>()(read_or_empty("/proc/self/cmdline")));
 }
 
 /// By this job and command.

@@ -44,9 +44,8 @@ class RunFolder {
   RunIdentity identity() const;
   /// The ddprun job that began or resumed it last; empty: none.
   const std::string& job() const { return job_; }
-  /// What tells that job's commands apart, as hash_of_command() does; empty: an older version's run.
-  const std::string& command() const { return command_; }
-  static std::string hash_of_command();
+  /// Whether that was this command, as far as is known: a job may have several trainings.
+  bool is_of_this_command() const;
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;

@@ -299,16 +299,12 @@ void RunMemory::snapshot_part(const TrainingState& newest, const ddp::ProcessGro
               });
 }
 
-void RunMemory::end() {
+void RunMemory::drop_states(bool ended) {
   state.reset();
   if (!file) return;
   for (auto* each : files())
     for (const auto& head : each->heads()) each->forget(head);
-}
-
-void RunMemory::drop_states() {
-  end();
-  if (!file) return;
+  if (ended) return;
   file->write(head_of(*this, {}).dump(), c10::IValue());
   file->wait();
 }
@@ -346,8 +342,8 @@ std::vector<MemoryFile*> RunMemory::files() const {
 
 /// Its shards may be on other nodes.
 ResumePoint RunMemory::newest_saved() const {
-  return find_resume(
-      folder, [](const auto&, const auto&) {}, identity);
+  const VerifyShards unverified = [](const auto&, const auto&) {};
+  return find_resume(folder, unverified, identity);
 }
 
 bool RunMemory::has_saved(const ddp::ProcessGroup& group) const {

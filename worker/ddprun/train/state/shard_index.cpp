@@ -12,6 +12,7 @@
 #include <ATen/core/jit_type.h>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/portable_value.h>
@@ -382,9 +383,9 @@ void gather_shards(TrainingState& state, const fs::path& source, const std::vect
 
 std::vector<fs::path> shard_folders(const fs::path& folder) {
   std::vector<fs::path> folders;
-  std::error_code error, ignored;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-    if (at->path().extension() == kShardsEnd && at->is_directory(ignored)) folders.push_back(at->path());
+  std::error_code ignored;
+  for (const auto& path : folder_entries(folder))
+    if (path.extension() == kShardsEnd && fs::is_directory(path, ignored)) folders.push_back(path);
   return folders;
 }
 

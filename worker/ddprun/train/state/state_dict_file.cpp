@@ -23,10 +23,9 @@ constexpr std::size_t kNamesShown = 3;
 
 /// Python's order: a module's own parameters, its own buffers, then its children.
 void collect(const torch::nn::Module& module, const std::string& prefix, StateDict& tensors) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false))
-    if (item.value().defined()) tensors.emplace_back(prefix + item.key(), item.value());
-  for (const auto& item : module.named_buffers(/*recurse=*/false))
-    if (item.value().defined()) tensors.emplace_back(prefix + item.key(), item.value());
+  for (const auto& own : {module.named_parameters(false), module.named_buffers(false)})  // not its children's
+    for (const auto& item : own)
+      if (item.value().defined()) tensors.emplace_back(prefix + item.key(), item.value());
   for (const auto& item : module.named_children()) collect(*item.value(), prefix + item.key() + ".", tensors);
 }
 
@@ -55,11 +54,10 @@ std::optional<StateDict> find_state_dict(const c10::IValue& root, std::initializ
   if (!root.isGenericDict()) return std::nullopt;
   const auto dict = root.toGenericDict();
   if (is_state_dict(dict)) return tensors_of(dict);
-  for (const char* key : keys) {
-    const auto found = dict.find(key);
-    if (found == dict.end() || !found->value().isGenericDict()) continue;
-    if (is_state_dict(found->value().toGenericDict())) return tensors_of(found->value().toGenericDict());
-  }
+  for (const char* key : keys)
+    if (const auto found = dict.find(key); found != dict.end() && found->value().isGenericDict() &&
+                                           is_state_dict(found->value().toGenericDict()))
+      return tensors_of(found->value().toGenericDict());
   return std::nullopt;
 }
 
