@@ -149,7 +149,9 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
   if ((env.restart_count > 0 || env.round > 0) && group.rank() == 0) {
     own = folder_of_this_job(config.train.out);
     if (config.train.out.empty() && own.empty() && env.restart_count > 0 && !env.round_fd)
-      log_info("restarted, and no run in runs/ has a checkpoint of this job: it begins in a new folder");
+      log_info(
+          "restarted, and no run in runs/ has a checkpoint of this job and command: it begins in a new "
+          "folder");
   }
   own = ddp::broadcast_from_rank_0(group, own);
   if (own.empty()) return;

@@ -708,13 +708,13 @@ TEST_CASE("what a training kept in memory is not another's of the same job", "[t
       "sh",
       "-c",
       "cd " + dir.path().string() + "; " + worker +
-          "--epochs=2000 --out=a --memory-checkpoint-every=5 & p=$!; if [ $DDPRUN_ROUND = 0 ]; then "
+          "--epochs=150 --out=a --memory-checkpoint-every=5 & p=$!; if [ $DDPRUN_ROUND = 0 ]; then "
           "until [ -e a/checkpoints/last.pt ]; do sleep 0.1; done; kill -KILL $p; fi; wait $p && " +
           worker + "--epochs=2 --lr=0.5 --out=b"};
   const auto ended = end_of(command);
   CAPTURE(ended.err);
   CHECK(ended.status == ExitStatus::exited(0));
-  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == "1999");
+  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == "149");
   CHECK(read_metrics(dir.path() / "b").back()["epoch"] == "1");
 }
 
