@@ -216,6 +216,7 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
   std::error_code ignored;  // the write will fail
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
+  has_last_ = std::ranges::any_of(request.paths, [](const auto& path) { return path.stem() == "last"; });
   undo_ = std::move(undo);
   writer_.write(state, std::move(request));
 }
@@ -237,9 +238,9 @@ void RunRecord::settle() {
   const auto undo = std::exchange(undo_, nullptr);
   const int error = unless_disk_full([&] { writer_.flush(); });
   if (error != 0) disk_error_ = error;
-  saved_ = writer_.wrote_first();
-  any_saved_ = any_saved_ || saved_;
-  if (undo && !saved_) undo();
+  any_saved_ = any_saved_ || writer_.wrote_first();
+  saved_ = has_last_ ? error == 0 : saved_ || writer_.wrote_first();
+  if (undo && !writer_.wrote_first()) undo();
 }
 
 void RunRecord::finish(const std::string& json, bool expects_checkpoint) {

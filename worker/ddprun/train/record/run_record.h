@@ -102,8 +102,10 @@ class RunRecord {
   std::int64_t rows_ = 0;
   std::vector<Sink> sinks_;
   report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once started
-  bool saved_ = false, any_saved_ = false;          // the last checkpoint; any
-  bool pending_ = false;                            // a checkpoint is being written
+  bool saved_ = false;  // the last checkpoint: if there are any, the last one as last.pt
+  bool any_saved_ = false;
+  bool has_last_ = false;  // last.pt is among the files being written
+  bool pending_ = false;   // a checkpoint is being written
   std::function<void()> undo_;
   int disk_error_ = 0;  // of the last failed checkpoint
   CheckpointWriter writer_;
