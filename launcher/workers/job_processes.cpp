@@ -258,8 +258,9 @@ bool would_die_of(pid_t pid, int signal) {
 }
 
 bool survives(pid_t pid, int signal) {
-  return signal == SIGWINCH || ignores(pid, signal) || handles(pid, signal) ||
-         (!would_die_of(pid, signal) && !is_shell(pid));
+  constexpr int kHarmless[] = {SIGWINCH, SIGCONT, SIGURG};  // by default
+  return std::ranges::find(kHarmless, signal) != std::end(kHarmless) || ignores(pid, signal) ||
+         handles(pid, signal) || (!would_die_of(pid, signal) && !is_shell(pid));
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <map>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/invariant.h>
@@ -339,20 +338,14 @@ void WorkerGroup::signal_all(int signal) {
     if (!worker.group_gone) signal_group(worker.process, signal);
 }
 
-/// A worker that would die of it does not get it: one that has just started, or a shell, but then the
-/// programs that the shell has started.
+/// A process that would die of it does not get it: one that has just started, a shell without a trap, a
+/// program's helper.
 void WorkerGroup::pass_on(int signal) {
-  std::map<pid_t, std::vector<pid_t>> groups;
-  for (Worker& worker : workers_) {
+  auto groups = process_groups();
+  for (const Worker& worker : workers_) {
     if (worker.group_gone) continue;
-    const pid_t leader = worker.process.pid;
-    if (survives(leader, signal)) {
-      signal_group(worker.process, signal);
-      continue;
-    }
-    if (groups.empty()) groups = process_groups();
-    for (const pid_t pid : groups[leader])
-      if (pid != leader && survives(pid, signal)) ::kill(pid, signal);
+    for (const pid_t pid : groups[worker.process.pid])
+      if (survives(pid, signal)) ::kill(pid, signal);
   }
 }
 

@@ -70,6 +70,25 @@ TEST_CASE("a signal that is passed on reaches the program that a worker's shell 
   for (const char* line : {"got", "done"}) CHECK(count_of(line, ddprun.out()) == 2);
 }
 
+TEST_CASE("a signal that is passed on ends no helper of a worker that handles it", "[launcher]") {
+  Child ddprun(script(
+      {}, R"(trap "echo got" USR1; sh -c 'sleep 1; echo helped' & echo ready; until wait $!; do :; done)"));
+  REQUIRE(ddprun.wait_for_output("ready"));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  for (const char* line : {"got", "helped"}) CHECK(count_of(line, ddprun.out()) == 1);
+}
+
+TEST_CASE("a stopped worker goes on with a SIGCONT that is passed on", "[launcher]") {
+  Child ddprun(script({"--forward-signals=SIGCONT"}, "echo ready; kill -STOP $$; echo continued"));
+  REQUIRE(ddprun.wait_for_output("ready"));
+  CHECK(wait_until([&] {
+    ddprun.send_signal(SIGCONT);  // again until the worker has stopped itself
+    return count_of("continued", ddprun.out()) == 1;
+  }));
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+}
+
 TEST_CASE("SIGUSR1 and SIGUSR2 are passed on and the job goes on", "[launcher]") {
   const auto signal = GENERATE(SIGUSR1, SIGUSR2);
   Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"}));
