@@ -497,14 +497,18 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
 }
 
 std::vector<std::string> variables_of_flags(const std::vector<std::string>& environment) {
+  std::vector<std::string> found;
+  for (const std::string& variable : environment)
+    if (variable.starts_with("DDPRUN_") || variable.starts_with("PET_")) found.push_back(variable);
+  if (found.empty()) return found;
   Options unused;
   std::set<std::string> names;
   for (const Setting& setting : make_command(unused).settings)
     if (setting.is_flag && setting.in_variables)
       for (const char* prefix : {"DDPRUN_", "PET_"}) names.insert(settings::variable_name(prefix, setting));
-  std::vector<std::string> found;
-  for (const std::string& variable : environment)
-    if (names.count(variable.substr(0, variable.find('='))) > 0) found.push_back(variable);
+  std::erase_if(found, [&](const std::string& variable) {
+    return names.count(variable.substr(0, variable.find('='))) == 0;
+  });
   return found;
 }
 

@@ -254,13 +254,13 @@ bool ignores(pid_t pid, int signal) {
 
 bool would_die_of(pid_t pid, int signal) {
   const auto spared = signals_in(read_proc(pid, "status"), {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"});
-  return signal != SIGWINCH && (spared >> (signal - 1) & 1) == 0;
+  return !ends_nobody(signal) && (spared >> (signal - 1) & 1) == 0;
 }
 
+bool ends_nobody(int signal) { return signal == SIGWINCH || signal == SIGCONT || signal == SIGURG; }
+
 bool survives(pid_t pid, int signal) {
-  constexpr int kHarmless[] = {SIGWINCH, SIGCONT, SIGURG};  // by default
-  return std::ranges::find(kHarmless, signal) != std::end(kHarmless) || ignores(pid, signal) ||
-         handles(pid, signal) || (!would_die_of(pid, signal) && !is_shell(pid));
+  return ends_nobody(signal) || handles(pid, signal) || (!would_die_of(pid, signal) && !is_shell(pid));
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {

@@ -72,8 +72,10 @@ bool ignores(pid_t pid, int signal);
 
 /// Whether the signal's default action awaits the process: it neither handles, blocks nor ignores it.
 bool would_die_of(pid_t pid, int signal);
-/// Whether the process lives on with the signal: it handles, ignores or blocks it, and does not only block it
-/// while it starts a program, as a shell does.
+/// Whether the signal's default action is harmless.
+bool ends_nobody(int signal);
+/// Whether the process lives on with the signal: it handles, ignores or blocks it. A shell blocks it only
+/// while it starts a program, so that does not count.
 bool survives(pid_t pid, int signal);
 
 /// What a process has used, according to /proc.

@@ -341,12 +341,18 @@ void WorkerGroup::signal_all(int signal) {
 /// A process that would die of it does not get it: one that has just started, a shell without a trap, a
 /// program's helper.
 void WorkerGroup::pass_on(int signal) {
-  auto groups = process_groups();
-  for (const Worker& worker : workers_) {
-    if (worker.group_gone) continue;
-    for (const pid_t pid : groups[worker.process.pid])
-      if (survives(pid, signal)) ::kill(pid, signal);
-  }
+  if (ends_nobody(signal)) return signal_all(signal);
+  const auto offer = [&](pid_t pid) {
+    if (survives(pid, signal)) ::kill(pid, signal);
+  };
+  // The programs first: looking for the other processes takes longer.
+  for (const Worker& worker : workers_)
+    if (!worker.group_gone) offer(worker.process.pid);
+  for (const auto& [group, pids] : process_groups())
+    if (const auto worker = index_of_.find(group);
+        worker != index_of_.end() && !workers_[worker->second].group_gone)
+      for (const pid_t pid : pids)
+        if (pid != group) offer(pid);
 }
 
 void WorkerGroup::signal_to_end(int signal) {

@@ -389,8 +389,8 @@ TEST_CASE("a warning that nobody reads does not hold up the start", "[stalled]")
   command.env["DDPRUN_NO_SUCH_VARIABLE"] = "1";
   with_full_stderr(command);
   Child ddprun(command);
-  CHECK(ddprun.wait(std::chrono::seconds(10)) ==
-        ExitStatus::exited(0));  // its own lines are waited for for one
+  // It waits one second for the reader of its own lines.
+  CHECK(ddprun.wait(std::chrono::seconds(10)) == ExitStatus::exited(0));
   CHECK(ddprun.out() == "here\n");
 }
 

@@ -90,7 +90,10 @@ void GradScaler::before_step(torch::optim::Optimizer& optimizer, const Reduce& r
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer, const Reduce& reduce) {
-  if (!options_.enabled) return optimizer.step(), true;
+  if (!options_.enabled) {
+    optimizer.step();
+    return true;
+  }
   before_step(optimizer, reduce);
   const bool finite = found_inf_.item<float>() == 0;
   if (finite)

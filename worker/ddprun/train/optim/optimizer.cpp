@@ -380,11 +380,16 @@ std::vector<Tensor> parameters_of(Optimizer& optimizer) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings,
                                           const std::vector<OptimizerParamGroup>& groups) {
-  using Kind = OptimizerKind;
-  const auto kind = settings.kind;
-  if (kind == Kind::kAdam) return make_kind<FusedAdam, torch::optim::AdamOptions>(settings, groups);
-  if (kind == Kind::kAdamW) return make_kind<FusedAdamW, torch::optim::AdamWOptions>(settings, groups);
-  if (kind == Kind::kAdadelta) return make_kind<Adadelta, AdadeltaOptions>(settings, groups);
+  switch (settings.kind) {
+    case OptimizerKind::kAdam:
+      return make_kind<FusedAdam, torch::optim::AdamOptions>(settings, groups);
+    case OptimizerKind::kAdamW:
+      return make_kind<FusedAdamW, torch::optim::AdamWOptions>(settings, groups);
+    case OptimizerKind::kAdadelta:
+      return make_kind<Adadelta, AdadeltaOptions>(settings, groups);
+    case OptimizerKind::kSgd:
+      break;
+  }
   return make_kind<FusedSgd, torch::optim::SGDOptions>(settings, groups);
 }
 

@@ -204,7 +204,10 @@ void RunRecord::add_text(const std::string& tag, const std::string& markdown) {
 std::vector<fs::path> RunRecord::begin_shards(const fs::path& checkpoint, std::int64_t step) {
   std::vector<fs::path> paths;
   const int error = unless_disk_full([&] { paths = folder_.begin_shards(checkpoint, step); });
-  if (error != 0) disk_error_ = error, saved_ = false;
+  if (error != 0) {
+    disk_error_ = error;
+    saved_ = false;
+  }
   return paths;
 }
 

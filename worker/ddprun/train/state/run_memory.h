@@ -121,7 +121,8 @@ struct RunMemory {
   /// The same for this rank's part. Every rank calls it after the same step, when all are ready().
   /// throws  ddp::RoundOver if the state may be spoilt
   void snapshot_part(const TrainingState& newest, const ddp::ProcessGroup& group);
-  /// Forgets the states in memory and in this rank's files: they may be wrong. ended  and that it has begun
+  /// Forgets the states in memory and in this rank's files: they may be wrong.
+  /// ended  also forgets that the training has begun
   void drop_states(bool ended = false);
   /// Whether the last part and its copy are written.
   bool ready() const { return file->idle(); }
