@@ -249,7 +249,7 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
                                     "loss",         "label-smoothing", "test-time-flip"};
 
 /// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
-/// the run's settings of the model and, for --eval, of the data and the seed that splits them.
+/// the run's settings of the model and, for --eval, of the data, the seed that splits them and the precision.
 /// throws  UsageError for a run of another task
 void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
   const std::filesystem::path run = values.text(flag);
@@ -276,7 +276,8 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
     if (const auto value = was.find(setting.key());
         value != was.end() && !value->is_null() &&
         (std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() ||
-         (flag == "eval" && (setting.section == "data" || setting.name == "seed"))))
+         (flag == "eval" &&
+          (setting.section == "data" || setting.name == "seed" || setting.name == "precision"))))
       add(setting.name, {value->is_string() ? value->get<std::string>() : value->dump(), weights.string()});
   // It may have been another file since, or that of another model that the run began with.
   if (const auto shape = run / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
