@@ -357,9 +357,13 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
 void keep_standbys(Job& job, Parts& parts, const Round& round) {
   if (job.options.standby == 0) return;
   WorkerSpec spec = plan_attempt(job, round, -1)[0];
-  // Its failure is not a worker's, and it has no rank yet.
-  for (const char* name : {"TORCHELASTIC_ERROR_FILE=", "RANK=", "LOCAL_RANK=", "ROLE_RANK="})
-    std::erase_if(spec.env, [&](const std::string& text) { return text.starts_with(name); });
+  // Its failure is not a worker's. It has no rank yet: without RANK, many programs take themselves for rank
+  // 0.
+  std::erase_if(spec.env,
+                [](const std::string& text) { return text.starts_with("TORCHELASTIC_ERROR_FILE="); });
+  for (std::string& text : spec.env)
+    for (const std::string name : {"RANK=", "LOCAL_RANK=", "ROLE_RANK="})
+      if (text.starts_with(name)) text = name + "standby";
   spec.cpus.clear();
   parts.standbys.keep(job.options.standby, job.program.path, std::move(spec),
                       [&parts] { return parts.rounds.abilities(0).value_or(Abilities{}).stands_by; });

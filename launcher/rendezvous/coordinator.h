@@ -261,6 +261,7 @@ class Coordinator {
   std::chrono::milliseconds pause_{0};  ///< before all workers restart
   std::optional<Draining> draining_;    ///< one node at a time
   int kept_in_ = -1;                    ///< the last round in which a drained node was to keep its ranks
+  int drained_in_ = -1;                 ///< the round that the drained node's workers were in
   std::set<std::string> drained_ids_;   ///< of nodes that must not come back
   std::vector<std::pair<std::string, std::string>> drains_;
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;

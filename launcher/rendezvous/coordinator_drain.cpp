@@ -81,6 +81,7 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
   const std::string name = "node " + describe_node(node.join, node.address);
   const State before = std::exchange(node.state, State::kLeaving);
   draining_ = Draining{id, name + " is drained"};
+  drained_in_ = node.started;
   if (!node.join.id.empty()) drained_ids_.insert(node.join.id);
   const bool stands_by = before == State::kReady && std::ranges::count(members_, id) == 0;
   if (before == State::kReady) --ready_;
@@ -120,7 +121,7 @@ bool Coordinator::has_succeeded_meanwhile() const {
   if (ended_ || in_place_.empty() || !(drains || waits)) return false;
   return std::ranges::all_of(members_, [&](NodeId id) {
     const auto node = nodes_.find(drains && draining_->spare == id ? draining_->node : id);
-    return node != nodes_.end() && node->second.succeeded >= first_round_;
+    return node != nodes_.end() && node->second.succeeded >= drained_in_;
   });
 }
 

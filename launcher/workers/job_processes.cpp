@@ -260,7 +260,13 @@ bool would_die_of(pid_t pid, int signal) {
 bool ends_nobody(int signal) { return signal == SIGWINCH || signal == SIGCONT || signal == SIGURG; }
 
 bool survives(pid_t pid, int signal) {
-  return ends_nobody(signal) || handles(pid, signal) || (!would_die_of(pid, signal) && !is_shell(pid));
+  if (ends_nobody(signal) || handles(pid, signal)) return true;
+  const std::string status = read_proc(pid, "status");
+  if (status.find("\nSigCgt:") == std::string::npos) return true;
+  const auto is_in = [&](const char* set, int number) {
+    return (signals_in(status, {set}) >> (number - 1) & 1) != 0;
+  };
+  return is_in("\nSigIgn:", signal) || (is_in("\nSigBlk:", signal) && !is_in("\nSigBlk:", SIGSEGV));
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {

@@ -74,8 +74,8 @@ bool ignores(pid_t pid, int signal);
 bool would_die_of(pid_t pid, int signal);
 /// Whether the signal's default action is harmless.
 bool ends_nobody(int signal);
-/// Whether the process lives on with the signal: it handles, ignores or blocks it. A shell blocks it only
-/// while it starts a program, so that does not count.
+/// Whether the process lives on with the signal: it handles, ignores or blocks it, or the kernel does not
+/// tell (gVisor). Who blocks SIGSEGV too does so only for a moment, while it starts a thread or a program.
 bool survives(pid_t pid, int signal);
 
 /// What a process has used, according to /proc.

@@ -9,9 +9,11 @@
 #include <csignal>
 #include <cstring>
 
+#include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
 #include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
@@ -339,20 +341,27 @@ void WorkerGroup::signal_all(int signal) {
 }
 
 /// A process that would die of it does not get it: one that has just started, a shell without a trap, a
-/// program's helper.
+/// program's helper. Names the ranks without any other process.
 void WorkerGroup::pass_on(int signal) {
   if (ends_nobody(signal)) return signal_all(signal);
-  const auto offer = [&](pid_t pid) {
-    if (survives(pid, signal)) ::kill(pid, signal);
+  std::set<std::size_t> served;
+  const auto offer = [&](std::size_t index, pid_t pid) {
+    if (survives(pid, signal) && ::kill(pid, signal) == 0) served.insert(index);
   };
   // The programs first: looking for the other processes takes longer.
-  for (const Worker& worker : workers_)
-    if (!worker.group_gone) offer(worker.process.pid);
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (!workers_[i].group_gone) offer(i, workers_[i].process.pid);
   for (const auto& [group, pids] : process_groups())
     if (const auto worker = index_of_.find(group);
         worker != index_of_.end() && !workers_[worker->second].group_gone)
       for (const pid_t pid : pids)
-        if (pid != group) offer(pid);
+        if (pid != group) offer(worker->second, pid);
+  std::vector<std::string> left_out;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (!workers_[i].status && !served.contains(i))
+      left_out.push_back("rank " + std::to_string(specs_[i].rank));
+  if (!left_out.empty())
+    log_info(signal_name(signal) + " would end " + joined(left_out, ", ") + ": it is not passed on there");
 }
 
 void WorkerGroup::signal_to_end(int signal) {

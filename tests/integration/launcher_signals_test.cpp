@@ -58,6 +58,15 @@ TEST_CASE("a signal that is passed on ends no worker that does not handle it", "
   ddprun.send_signal(signal);
   CHECK(ddprun.wait() == ExitStatus::exited(0));
   CHECK(count_of("done", ddprun.out()) == 2);
+  CHECK_THAT(ddprun.err(), ContainsSubstring(signal_name(signal) + " would end rank 0, rank 1: it is not"));
+}
+
+TEST_CASE("a signal that is passed on ends no worker that blocks all signals for a moment", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"}, {"block-all", "1000"}));
+  REQUIRE(ddprun.wait_for_output("blocks", 2));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: it is not passed on there", ddprun.err()) == 1);
 }
 
 TEST_CASE("a signal that is passed on reaches the program that a worker's shell has started", "[launcher]") {

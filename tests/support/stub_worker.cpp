@@ -26,6 +26,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ddprun/common/error_file.h>
@@ -253,6 +254,16 @@ void fill_memory(std::size_t megabytes) {
   say("holds " + std::to_string(memory.size()));
 }
 
+/// As a program does while it starts a thread or another program, but for longer.
+void block_all(int milliseconds) {
+  sigset_t all, before;
+  sigfillset(&all);
+  ::sigprocmask(SIG_BLOCK, &all, &before);
+  say("blocks");
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
 /// Waits for the notice of a new round, and adapts the environment to a worker that starts in it.
 void wait_for_round() {
   pollfd entry{std::stoi(variable("DDPRUN_ROUND_FD")), POLLIN, 0};
@@ -347,6 +358,7 @@ class Script {
         }}},
       {"await", {false, [](auto&) { await_signal(); }}},
       {"expect-no-signal", {true, [](auto& ms) { expect_no_signal(std::stoi(ms)); }}},
+      {"block-all", {true, [](auto& ms) { block_all(std::stoi(ms)); }}},
       {"ignore-term", {false, [](auto&) { ::signal(SIGTERM, SIG_IGN); }}},
       {"pause",
        {false,

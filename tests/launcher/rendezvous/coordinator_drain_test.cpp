@@ -288,6 +288,21 @@ TEST_CASE("workers that succeed while another's rank is replaced do not end the 
   CHECK_FALSE(rig.ended());
 }
 
+TEST_CASE("a node's success before a round in place does not count in a drain after it", "[drain]") {
+  auto settings = with_spare(true);
+  settings.restarts.max_restarts = 1;
+  TwoNodes rig(settings);
+  rig.join("c");
+  rig.say(rig.b,
+          Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
+  rig.say(rig.a, Succeeded{0});
+  rig.obey();
+  for (const auto id : {rig.a, rig.b}) rig.say(id, rig.beat_of(id));
+  CHECK(drain(rig, "b").accepted);
+  rig.say(rig.b, Succeeded{1});
+  CHECK_FALSE(rig.ended());
+}
+
 TEST_CASE("a drained node's loss before it was told changes nothing", "[drain]") {
   TwoNodes rig(with_spare(true));
   const auto spare = rig.join("c");
