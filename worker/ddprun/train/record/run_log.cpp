@@ -193,6 +193,7 @@ RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at,
   record.resumed_at = resumed_at;
   record.resumed_rows = resumed_rows;
   record.tensorboard = run_.options.tensorboard;
+  record.save_last = run_.options.checkpoint.save_last;
   record_.emplace(*run_.folder, std::move(record));
 }
 

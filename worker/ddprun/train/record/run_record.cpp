@@ -206,7 +206,7 @@ std::vector<fs::path> RunRecord::begin_shards(const fs::path& checkpoint, std::i
   const int error = unless_disk_full([&] { paths = folder_.begin_shards(checkpoint, step); });
   if (error != 0) {
     disk_error_ = error;
-    saved_ = false;
+    saved_ = saved_ && !options_.save_last;
   }
   return paths;
 }
@@ -219,7 +219,8 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
   std::error_code ignored;  // the write will fail
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
-  has_last_ = std::ranges::any_of(request.paths, [](const auto& path) { return path.stem() == "last"; });
+  has_last_ = options_.save_last &&
+              std::ranges::any_of(request.paths, [](const auto& path) { return path.stem() == "last"; });
   undo_ = std::move(undo);
   writer_.write(state, std::move(request));
 }
@@ -254,7 +255,7 @@ void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   });
   const bool resumed = options_.resumed_at.has_value();
   if (saved_ || !expects_checkpoint || (resumed && disk_error_ == 0)) return;
-  throw IoError(checkpoint_path(),
+  throw IoError(options_.save_last ? checkpoint_path() : checkpoint_folder(),
                 any_saved_ ? "the run's last checkpoint was not written; what is there is older"
                 : resumed  ? "no checkpoint was written since the run was resumed"
                            : "no checkpoint was written in the whole run",

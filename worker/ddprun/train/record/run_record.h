@@ -34,6 +34,7 @@ class RunRecord {
     /// How many rows there were when its checkpoint was made: also drops later rows of the same step.
     std::optional<std::int64_t> resumed_rows = {};
     bool tensorboard = false;
+    bool save_last = true;  ///< else a checkpoint that is only asked for may find no room
   };
 
   /// Starts the metrics files, and removes what was left half-written. folder: this run's, which outlives it.
@@ -104,7 +105,7 @@ class RunRecord {
   report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once started
   bool saved_ = false;  // the last checkpoint: if there are any, the last one as last.pt
   bool any_saved_ = false;
-  bool has_last_ = false;  // last.pt is among the files being written
+  bool has_last_ = false;  // last.pt is due, and among the files being written
   bool pending_ = false;   // a checkpoint is being written
   std::function<void()> undo_;
   int disk_error_ = 0;  // of the last failed checkpoint

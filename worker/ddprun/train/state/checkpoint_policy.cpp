@@ -3,10 +3,9 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
+#include <iterator>
 #include <regex>
 #include <tuple>
 #include <variant>
@@ -23,17 +22,13 @@ using Number = std::variant<std::int64_t, double>;
 
 /// As Python's repr(): the shortest digits that read back as the same number.
 std::string repr(double value) {
-  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
-  std::array<char, 64> buffer{};
-  const auto write = [&](std::chars_format format) {
-    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, format).ptr;
-    return std::string(buffer.data(), end);
-  };
-  auto text = write(std::chars_format::scientific);
-  const int exponent = std::atoi(text.c_str() + text.find('e') + 1);
-  if (exponent < -4 || exponent >= 16) return text;
-  text = write(std::chars_format::fixed);
-  return text.find('.') == std::string::npos ? text + ".0" : text;
+  if (std::isnan(value)) return "nan";
+  const double size = std::abs(value);
+  const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);
+  const auto how = fixed ? std::chars_format::fixed : std::chars_format::scientific;
+  char buffer[32];
+  const std::string text(buffer, std::to_chars(buffer, std::end(buffer), value, how).ptr);
+  return fixed && text.find('.') == std::string::npos ? text + ".0" : text;
 }
 
 /// A part of Python's format specifications: sign, 0, width, .digits, type.

@@ -396,17 +396,14 @@ void RunFolder::check_still_here() const {
 ///
 /// next  the state to be written
 void RunFolder::check_checkpoints_are_ours(const fs::path& next) {
+  const std::lock_guard lock(mutex_);
   const auto now = place_of(checkpoints());
-  {
-    const std::lock_guard lock(mutex_);
-    if (now == checkpoints_place_) return;
-  }
-  for (const auto& state : state_files(*this))  // which locks it, too
+  if (now == checkpoints_place_) return;
+  for (const auto& state : state_files(*this))
     if (state.problem.empty() && state.identity.run != identity().run &&
         (branch_of(state.path) > 0 || name_of(state.path) == name_of(next)))
       throw IoError(checkpoints(),
                     "holds another run's checkpoints, which were put there while this one trained");
-  const std::lock_guard lock(mutex_);
   checkpoints_place_ = now;
 }
 

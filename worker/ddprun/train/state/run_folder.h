@@ -122,7 +122,7 @@ class RunFolder {
   const std::filesystem::path folder_;
   const std::pair<dev_t, ino_t> place_;  // its device and inode when this was made, or 0
   std::pair<dev_t, ino_t> checkpoints_place_;
-  mutable std::mutex mutex_;
+  mutable std::recursive_mutex mutex_;
   RunIdentity identity_;
   std::map<std::string, std::int64_t> files_;
   std::set<std::string> foreign_;  // checkpoints

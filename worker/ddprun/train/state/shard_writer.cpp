@@ -58,8 +58,7 @@ void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& t
   for (const auto& tensor : tensors) bytes += tensor.nbytes();
   most_queued_ = std::max(kChunk, bytes / 8);
   all_queued_ = false;
-  thread_ =
-      std::jthread([this, file = file_of(folder, rank_), key = key_of(count_, rank_)] { run(file, key); });
+  thread_ = std::jthread(&ShardWriter::run, this, file_of(folder, rank_), key_of(count_, rank_));
   for (const auto& tensor : tensors) copy(tensor.detach().contiguous().view({-1}));
   if (!chunk_.empty()) push(std::exchange(chunk_, {}));
   const std::lock_guard lock(mutex_);

@@ -54,11 +54,9 @@ std::optional<StateDict> find_state_dict(const c10::IValue& root, std::initializ
   if (!root.isGenericDict()) return std::nullopt;
   const auto dict = root.toGenericDict();
   if (is_state_dict(dict)) return tensors_of(dict);
-  for (const char* key : keys) {
-    const auto found = dict.find(key);
-    if (found == dict.end() || !found->value().isGenericDict()) continue;
-    if (is_state_dict(found->value().toGenericDict())) return tensors_of(found->value().toGenericDict());
-  }
+  for (const char* key : keys)
+    if (dict.contains(key))
+      if (auto found = find_state_dict(dict.at(key), {})) return found;
   return std::nullopt;
 }
 

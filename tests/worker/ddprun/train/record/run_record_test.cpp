@@ -174,6 +174,22 @@ TEST_CASE("a run that could write no checkpoint fails at its end, and says why",
   });
 }
 
+TEST_CASE("without last.pt, one that was asked for may find no room", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    TestRun record(disk, {.save_last = false});
+    const auto best = record.checkpoint_folder() / "epoch=0.pt";
+    record.save(one_weight_state(1), {{best}});
+    record.flush();
+    fill_disk(disk / "filler");
+    record.save(one_weight_state(2));
+    record.flush();
+    fs::remove(disk / "filler");
+    record.finish("{}");
+    ensure(fs::exists(best) && !record.lost_the_last(), "the run's own checkpoint is there");
+  });
+}
+
 TEST_CASE("a resumed run that could write no checkpoint fails at its end", "[run_record]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
