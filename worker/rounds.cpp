@@ -54,9 +54,17 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, InMemory& in_me
   train::RunMemory& memory = in_memory.run;
   if (on_rank_0 && !std::exchange(in_memory.has_folder, true)) {
     if (memory.folder.empty()) {
-      const bool is_new = config.train.out.empty() || !std::filesystem::exists(config.train.out);
+      const auto given = config.train.out;
+      const bool is_new = given.empty() || !std::filesystem::exists(given);
+      const bool is_plain = !is_new && !std::filesystem::exists(given / "checkpoints");
       const auto& folder = config.train.out = make_run_folder(config);
-      if (is_new) before_failure([folder] { remove_unused_run_folder(folder); });
+      before_failure([=] {
+        std::error_code ignored;
+        if (is_new) remove_unused_run_folder(folder);
+        // A folder of somebody else's that was refused.
+        if (is_plain && !std::filesystem::exists(folder / "run.json"))
+          std::filesystem::remove(folder / "checkpoints", ignored);
+      });
     } else {  // that of the rank 0 that was lost
       config.train.out = memory.folder;
       lock_run_folder(memory.folder);

@@ -357,13 +357,17 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
 void keep_standbys(Job& job, Parts& parts, const Round& round) {
   if (job.options.standby == 0) return;
   WorkerSpec spec = plan_attempt(job, round, -1)[0];
-  // Its failure is not a worker's. It has no rank yet: without RANK, many programs take themselves for rank
-  // 0.
-  std::erase_if(spec.env,
-                [](const std::string& text) { return text.starts_with("TORCHELASTIC_ERROR_FILE="); });
-  for (std::string& text : spec.env)
-    for (const std::string name : {"RANK=", "LOCAL_RANK=", "ROLE_RANK="})
-      if (text.starts_with(name)) text = name + "standby";
+  // Its failure is not a worker's.
+  std::erase_if(spec.env, [](const auto& text) { return text.starts_with("TORCHELASTIC_ERROR_FILE="); });
+  // No worker has these ranks. Without any, many programs take themselves for rank 0.
+  for (const std::string kind : {"", "LOCAL_", "ROLE_"}) {
+    const std::string rank = kind + "RANK=", size = kind + "WORLD_SIZE=";
+    const auto begins_with = [](const std::string& name) {
+      return [&](const std::string& text) { return text.starts_with(name); };
+    };
+    *std::ranges::find_if(spec.env, begins_with(rank)) =
+        rank + std::ranges::find_if(spec.env, begins_with(size))->substr(size.size());
+  }
   spec.cpus.clear();
   parts.standbys.keep(job.options.standby, job.program.path, std::move(spec),
                       [&parts] { return parts.rounds.abilities(0).value_or(Abilities{}).stands_by; });

@@ -238,10 +238,13 @@ class NodeSupervisor : public Supervisor {
 
   /// Handles the next event. returns the result if this node's part ends
   asio::awaitable<std::optional<RunResult>> step() {
+    const auto* server = connections_.server();
+    // A host of --hosts may have failed before this node's own link reached its coordinator.
+    const bool unconnected = !link().was_connected() && !membership_.lost();
+    if (server != nullptr && server->ended() && (stays_out_ || unconnected))
+      co_return result_of(*server->how_ended());
     if (stays_out_) {
-      const auto* server = connections_.server();
       if (server == nullptr) co_return RunResult{LaunchError::kOwnFailure, std::nullopt};
-      if (server->ended()) co_return result_of(*server->how_ended());
     } else if (auto news = link().next()) {
       if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
         if (look_again(lost->reason, lost->hung_up)) co_return std::nullopt;

@@ -233,7 +233,10 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   const std::string kept = keep_needed_node(id, reason);
   if (!kept.empty()) return stop_round(kept, milliseconds(0), /*dump_stacks=*/false, user_signal);
   if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0), /*dump_stacks=*/false, user_signal);
-  fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
+  const char* hint = settings_.spares > 0 || settings_.restarts.max_restarts > 0
+                         ? ""
+                         : " (with --spares or --nnodes=MIN:MAX a job survives the loss of a node)";
+  fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason + hint}, now);
 }
 
 void Coordinator::fail(const Failed& failed, Time now) {

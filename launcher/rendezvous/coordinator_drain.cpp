@@ -81,7 +81,6 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
   const std::string name = "node " + describe_node(node.join, node.address);
   const State before = std::exchange(node.state, State::kLeaving);
   draining_ = Draining{id, name + " is drained"};
-  drained_in_ = node.started;
   if (!node.join.id.empty()) drained_ids_.insert(node.join.id);
   const bool stands_by = before == State::kReady && std::ranges::count(members_, id) == 0;
   if (before == State::kReady) --ready_;
@@ -94,6 +93,7 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
     abandon_round(now);
     return name + " leaves the job before its next round";
   }
+  drained_in_ = std::max(node.started, first_round_);
   if (take_spare(id, node.join, draining_->reason))
     return in_place_ + ", and the other workers go on if their program can";
   const Node* next = nullptr;

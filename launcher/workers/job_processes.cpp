@@ -1,6 +1,7 @@
 #include "launcher/workers/job_processes.h"
 
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -63,7 +65,31 @@ int call_of(pid_t process, int thread) {
   return std::atoi(read_proc(process, task.c_str()).c_str());
 }
 
-bool waits_for_signals(pid_t process, int thread) { return call_of(process, thread) == SYS_rt_sigtimedwait; }
+/// Whether the thread waits in sigwait() or sigtimedwait() for this signal.
+bool waits_for(pid_t process, int thread, int signal) {
+  const std::string task = "task/" + std::to_string(thread) + "/syscall";
+  long call = -1;
+  unsigned long set = 0;  // the address of the signals
+  std::sscanf(read_proc(process, task.c_str()).c_str(), "%ld %lx", &call, &set);
+  if (call != SYS_rt_sigtimedwait) return false;
+  unsigned long long signals = 0;
+  const iovec own{&signals, sizeof signals}, theirs{reinterpret_cast<void*>(set), sizeof signals};
+  const bool known = ::process_vm_readv(process, &own, 1, &theirs, 1, 0) == sizeof signals;
+  return !known || (signals >> (signal - 1) & 1) != 0;
+}
+
+bool is_in(const std::string& status, const char* set, int signal) {
+  return (signals_in(status, {set}) >> (signal - 1) & 1) != 0;
+}
+
+/// Whether every thread blocks the signal or waits for it: one that does not would get it for the process.
+bool blocks(pid_t pid, int signal) {
+  const auto threads = numbers_in("/proc/" + std::to_string(pid) + "/task");
+  return std::ranges::all_of(threads, [&](int thread) {
+    const std::string task = "task/" + std::to_string(thread) + "/status";
+    return is_in(read_proc(pid, task.c_str()), "\nSigBlk:", signal) || waits_for(pid, thread, signal);
+  });
+}
 
 bool has_signalfd(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
@@ -78,13 +104,11 @@ bool has_signalfd(pid_t pid) {
 /// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork` blocks
 /// it and waits for its child. In sigwait() the kernel does not show it as blocked in that thread.
 bool handles(pid_t pid, int signal) {
-  const std::string status = read_proc(pid, "status");
-  const auto is_in = [&](const char* set) { return (signals_in(status, {set}) >> (signal - 1) & 1) != 0; };
-  if (is_in("\nSigCgt:") || waits_for_signals(pid, pid)) return true;
-  if (!is_in("\nSigBlk:")) return false;
+  if (is_in(read_proc(pid, "status"), "\nSigCgt:", signal)) return true;
+  if (!blocks(pid, signal)) return false;
   const auto threads = numbers_in("/proc/" + std::to_string(pid) + "/task");
   return has_signalfd(pid) ||
-         std::ranges::any_of(threads, [&](int thread) { return waits_for_signals(pid, thread); });
+         std::ranges::any_of(threads, [&](int thread) { return waits_for(pid, thread, signal); });
 }
 
 /// As the kernel lists them, zombies included.
@@ -248,9 +272,7 @@ void reap_children() {
   }
 }
 
-bool ignores(pid_t pid, int signal) {
-  return (signals_in(read_proc(pid, "status"), {"\nSigIgn:"}) >> (signal - 1) & 1) != 0;
-}
+bool ignores(pid_t pid, int signal) { return is_in(read_proc(pid, "status"), "\nSigIgn:", signal); }
 
 bool would_die_of(pid_t pid, int signal) {
   const auto spared = signals_in(read_proc(pid, "status"), {"\nSigBlk:", "\nSigIgn:", "\nSigCgt:"});
@@ -262,11 +284,19 @@ bool ends_nobody(int signal) { return signal == SIGWINCH || signal == SIGCONT ||
 bool survives(pid_t pid, int signal) {
   if (ends_nobody(signal) || handles(pid, signal)) return true;
   const std::string status = read_proc(pid, "status");
-  if (status.find("\nSigCgt:") == std::string::npos) return true;
-  const auto is_in = [&](const char* set, int number) {
-    return (signals_in(status, {set}) >> (number - 1) & 1) != 0;
-  };
-  return is_in("\nSigIgn:", signal) || (is_in("\nSigBlk:", signal) && !is_in("\nSigBlk:", SIGSEGV));
+  if (status.find("\nSigCgt:") == std::string::npos) return !status.empty();
+  return is_in(status, "\nSigIgn:", signal) || (blocks(pid, signal) && !is_in(status, "\nSigBlk:", SIGSEGV));
+}
+
+bool is_about_to_exec(pid_t pid) {
+  const auto process = stat_of(pid);
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  const auto ticks = static_cast<unsigned long long>(::sysconf(_SC_CLK_TCK)),
+             is = static_cast<unsigned long long>(now.tv_sec) * ticks +
+                  static_cast<unsigned long long>(now.tv_nsec) * ticks / 1'000'000'000;
+  return process && is < process->start + ticks / 5 &&
+         read_proc(pid, "cmdline") == read_proc(process->parent, "cmdline");
 }
 
 std::optional<ProcessUse> process_use(pid_t pid) {

@@ -78,6 +78,10 @@ bool ends_nobody(int signal);
 /// tell (gVisor). Who blocks SIGSEGV too does so only for a moment, while it starts a thread or a program.
 bool survives(pid_t pid, int signal);
 
+/// Whether the process was forked in the last fifth of a second, and may be about to start its program: until
+/// then it seems to have its parent's handlers.
+bool is_about_to_exec(pid_t pid);
+
 /// What a process has used, according to /proc.
 struct ProcessUse {
   double cpu_seconds = 0;

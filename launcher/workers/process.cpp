@@ -357,7 +357,8 @@ std::optional<Process> Standbys::become(const WorkerSpec& worker, const Standard
 
 void Standbys::lose(const Standby& standby) {
   log_warning("the standby process " + std::to_string(standby.process.pid) +
-              " has ended: another will start (it has no RANK and LOCAL_RANK until it is needed)");
+              " has ended: another will start (until it is needed, its RANK is WORLD_SIZE, and its "
+              "LOCAL_RANK is LOCAL_WORLD_SIZE)");
   apart_ = std::min(2 * apart_, kMostApart);
   drop(standby);
 }

@@ -355,7 +355,7 @@ void WorkerGroup::pass_on(int signal) {
     if (const auto worker = index_of_.find(group);
         worker != index_of_.end() && !workers_[worker->second].group_gone)
       for (const pid_t pid : pids)
-        if (pid != group) offer(worker->second, pid);
+        if (pid != group && !is_about_to_exec(pid)) offer(worker->second, pid);
   std::vector<std::string> left_out;
   for (std::size_t i = 0; i < workers_.size(); ++i)
     if (!workers_[i].status && !served.contains(i))

@@ -102,7 +102,8 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
   const auto [words, message] = GENERATE(table<std::vector<std::string>, std::string>({
       {{"linear", "--monitor=nope"}, "--monitor: this run has no metric 'nope'"},
       {{"linear", "--val-every-steps=3"}, "--val-every-steps: this run has no validation set"},
-      {{"linear", "--resume=none.pt"}, "none.pt: does not exist; --resume expects a checkpoint, or auto"},
+      {{"linear", "--resume=none.pt"},
+       "--resume: expected a checkpoint, a run's folder or auto, got 'none.pt', which does not exist"},
       {{"linear", "--backend=nccl", "--device=cpu"}, "--backend=nccl: expected a GPU"},
       {{"mnist", "--data=mnits"},
        "--data: expected a folder or one of the names mnist, fashion-mnist, got 'mnits'"},

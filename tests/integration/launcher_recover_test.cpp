@@ -340,7 +340,7 @@ TEST_CASE("in place of a process that stood by and has ended, a new one is start
         environment.find("DDPRUN_STANDBY_FD=") != std::string::npos) {
       // It has no rank yet.
       for (const std::string name : {"RANK", "LOCAL_RANK", "ROLE_RANK"})
-        CHECK_THAT(environment, ContainsSubstring('\0' + name + "=standby" + '\0'));
+        CHECK_THAT(environment, ContainsSubstring('\0' + name + "=2" + '\0'));
       std::filesystem::remove(waits);
       ::kill(pid, SIGKILL);
       REQUIRE(wait_until([&] { return has_ended(pid); }));

@@ -61,12 +61,35 @@ TEST_CASE("a signal that is passed on ends no worker that does not handle it", "
   CHECK_THAT(ddprun.err(), ContainsSubstring(signal_name(signal) + " would end rank 0, rank 1: it is not"));
 }
 
-TEST_CASE("a signal that is passed on ends no worker that blocks all signals for a moment", "[launcher]") {
-  Child ddprun(job({"--nproc-per-node=2"}, {"block-all", "1000"}));
-  REQUIRE(ddprun.wait_for_output("blocks", 2));
+TEST_CASE("a signal that is passed on reaches a worker that waits for it, and no other", "[launcher]") {
+  const auto usr1 = std::to_string(SIGUSR1);
+  const auto [words, line, reaches] = GENERATE_COPY(table<std::vector<std::string>, std::string, bool>({
+      {{"wait-for-signal", usr1}, "waits", true},
+      {{"wait-for-signal", std::to_string(SIGTERM)}, "waits", false},
+      {{"block", usr1}, "blocks", true},             // it does not die of it
+      {{"block", "0"}, "blocks", false},             // for a moment
+      {{"thread", "block", usr1}, "blocks", false},  // the other thread would get it
+  }));
+  CAPTURE(words);
+  Child ddprun(job({"--nproc-per-node=2"}, words));
+  REQUIRE(ddprun.wait_for_output(line, 2));
   ddprun.send_signal(SIGUSR1);
   CHECK(ddprun.wait() == ExitStatus::exited(0));
-  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: it is not passed on there", ddprun.err()) == 1);
+  CHECK(count_of("got it", ddprun.out()) == (line == "waits" && reaches ? 2 : 0));
+  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: it is not passed on there", ddprun.err()) == !reaches);
+}
+
+TEST_CASE("a signal that is passed on ends no program that a worker with a handler just starts",
+          "[launcher]") {
+  Child ddprun(script({}, R"(trap : USR1; echo ready; i=0
+while [ $i -lt 1000 ]; do i=$((i + 1)); /bin/true; [ $? -gt 128 ] && echo died; done; echo done)"));
+  REQUIRE(ddprun.wait_for_output("ready"));
+  while (count_of("done", ddprun.out()) == 0) {
+    ddprun.send_signal(SIGUSR1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(count_of("died", ddprun.out()) == 0);
 }
 
 TEST_CASE("a signal that is passed on reaches the program that a worker's shell has started", "[launcher]") {

@@ -166,6 +166,7 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
     CHECK(refused.status == ExitStatus::exited(2));
     CHECK_THAT(refused.err, ContainsSubstring("holds a file that a run would replace (" + name + ")"));
     CHECK(files_in(other) == Files{{name, "mine"}});
+    CHECK_FALSE(fs::exists(other / "checkpoints"));
   }
   SECTION("nor a profile by a run that goes on") {
     require_success(linear(out, {"--epochs=1", "--overwrite"}));

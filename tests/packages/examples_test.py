@@ -1,4 +1,4 @@
-"""What the documents say of the runtime library is what the files say."""
+"""What the pages say of the programs, headers and scripts is what the files say."""
 import pathlib
 import re
 import unittest
@@ -31,6 +31,12 @@ class Examples(unittest.TestCase):
             for block in shown:
                 for part in re.split(r"^ *// \.\.\.\n", block, flags=re.M):  # "// ..." stands for lines left out
                     self.assertIn(part, text)
+
+    def test_the_readme_begins_with_the_commands_that_build_and_test_and_their_times(self):
+        for script in ("scripts/quickstart.sh", "scripts/test.sh"):
+            [line] = [line for line in README.splitlines()[:60] if line.startswith(script)]
+            self.assertRegex(line, r"# about \d+ minutes: ")
+            self.assertTrue((SOURCE / script).is_file(), script)
 
     def test_every_public_header_is_in_the_index(self):
         listing = (SOURCE / "worker/ddprun/runtime.h").read_text()

@@ -100,9 +100,9 @@ class Hosts(unittest.TestCase):
         self.jobs.append(job)
         return job
 
-    def run_job(self, *words, **how):
+    def run_job(self, *words, patience=120, **how):
         job = self.start(*words, **how)
-        out, err = job.communicate(timeout=120)
+        out, err = job.communicate(timeout=patience)
         return job.returncode, out, err
 
     def remote(self):
@@ -283,6 +283,11 @@ class Failures(Hosts):
         for hosts in ("127.0.0.1,silent", "node2,silent"):
             done = self.run_job("--rdzv-endpoint=127.0.0.2", "sleep", "1000", hosts=hosts)
             self.assert_one_line(done, reason="^ddprun: error: silent: cannot start ddprun there: .*port 1: Connection refused")
+
+    def test_an_ssh_that_fails_at_once_ends_the_job(self):
+        for _ in range(10):  # it may end before this host's own ddprun has reached its coordinator
+            done = self.run_job("--rdzv-endpoint=127.0.0.2", "sleep", "1000", hosts="127.0.0.1,silent", ssh="false", patience=20)
+            self.assert_one_line(done, reason="^ddprun: error: silent: cannot start ddprun there: ssh has ended with exit code 1")
 
     def test_an_unknown_host_key_or_a_missing_key_ends_the_job_and_asks_nothing(self):
         done = self.run_job("sleep", "1000", ssh=self.ssh("-o", "UserKnownHostsFile=/dev/null"))

@@ -254,14 +254,26 @@ void fill_memory(std::size_t megabytes) {
   say("holds " + std::to_string(memory.size()));
 }
 
-/// As a program does while it starts a thread or another program, but for longer.
-void block_all(int milliseconds) {
-  sigset_t all, before;
-  sigfillset(&all);
-  ::sigprocmask(SIG_BLOCK, &all, &before);
+/// In this thread alone. 0: all signals, for a second, as while a program starts a thread or another program.
+void block(int signal) {
+  sigset_t blocked, before;
+  sigemptyset(&blocked);
+  signal == 0 ? sigfillset(&blocked) : sigaddset(&blocked, signal);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &before);
   say("blocks");
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  if (signal == 0) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+/// Until it comes, or for a second.
+void wait_for_signal(int signal) {
+  sigset_t awaited;
+  sigemptyset(&awaited);
+  sigaddset(&awaited, signal);
+  ::pthread_sigmask(SIG_BLOCK, &awaited, nullptr);
+  say("waits");
+  const timespec second{1, 0};
+  if (::sigtimedwait(&awaited, nullptr, &second) == signal) say("got it");
 }
 
 /// Waits for the notice of a new round, and adapts the environment to a worker that starts in it.
@@ -358,7 +370,8 @@ class Script {
         }}},
       {"await", {false, [](auto&) { await_signal(); }}},
       {"expect-no-signal", {true, [](auto& ms) { expect_no_signal(std::stoi(ms)); }}},
-      {"block-all", {true, [](auto& ms) { block_all(std::stoi(ms)); }}},
+      {"block", {true, [](auto& signal) { block(std::stoi(signal)); }}},
+      {"wait-for-signal", {true, [](auto& signal) { wait_for_signal(std::stoi(signal)); }}},
       {"ignore-term", {false, [](auto&) { ::signal(SIGTERM, SIG_IGN); }}},
       {"pause",
        {false,

@@ -264,7 +264,8 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
     for (const auto& setting : settings) {
       if (setting.name != name || !setting.belongs_to(task.name) || values.given(name)) continue;
       const auto before = setting.get();
-      if (setting.set(given.text).empty() && setting.get() != before) own.add(setting, given);
+      if (setting.set(given.text).empty() && (setting.get() != before || name == "precision"))
+        own.add(setting, given);  // the precision also where it is the default: --fast may have another
     }
   };
   // Of this checkpoint: config.toml may be that of a later branch.

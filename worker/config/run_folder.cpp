@@ -167,7 +167,8 @@ fs::path make_new_folder(const fs::path& parent, const std::string& task) {
 fs::path make_run_folder(const Config& config) {
   if (const fs::path resume = config.train.checkpoint.resume;
       !resume.empty() && resume != "auto" && !is_there(resume))
-    throw IoError(resume, "does not exist; --resume expects a checkpoint, or auto");
+    throw UsageError("--resume: expected a checkpoint, a run's folder or auto, got '" + resume.string() +
+                     "', which does not exist");
   const auto folder = config.train.out.empty() ? make_new_folder("runs", config.task) : config.train.out;
   create_folders(folder);
   create_folders(folder / "checkpoints");

@@ -303,6 +303,25 @@ TEST_CASE("a node's success before a round in place does not count in a drain af
   CHECK_FALSE(rig.ended());
 }
 
+TEST_CASE("the success of one node does not count for all if a node is drained whose workers never ran",
+          "[drain]") {
+  TwoNodes rig(with_spare(true, 2));
+  const auto spare = rig.join("c"), other = rig.join("d");
+  SECTION("a spare that has just taken a lost node's ranks") {
+    rig.lose(rig.b);
+    CHECK(drain(rig, "c", other).accepted);
+  }
+  SECTION("a spare that stands by, while a drained node is to keep its ranks") {
+    CHECK(drain(rig, "b").accepted);
+    rig.lose(spare);
+    rig.lose(other);
+    const auto late = rig.join("e");
+    CHECK(drain(rig, "e", late).accepted);
+  }
+  rig.say(rig.a, Succeeded{0});
+  CHECK_FALSE(rig.ended());
+}
+
 TEST_CASE("a drained node's loss before it was told changes nothing", "[drain]") {
   TwoNodes rig(with_spare(true));
   const auto spare = rig.join("c");

@@ -15,10 +15,12 @@ using test::failed;
 using test::job;
 using test::TwoNodes;
 
+const std::string kHint = " (with --spares or --nnodes=MIN:MAX a job survives the loss of a node)";
+
 TEST_CASE("a lost node ends a job of fixed nodes with 125", "[coordinator]") {
   TwoNodes rig;
   rig.lose(rig.b);
-  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: the connection ended"});
+  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: the connection ended" + kHint});
 }
 
 TEST_CASE("a lost node costs a job of fixed nodes one restart, which waits for another", "[coordinator]") {
@@ -44,7 +46,7 @@ TEST_CASE("a silent node is lost after the node timeout", "[coordinator]") {
   rig.pass(9'999ms);
   CHECK_FALSE(rig.ended());
   rig.pass(2'501ms);  // a quarter of the timeout later at most
-  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s"});
+  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s" + kHint});
   CHECK(rig.last<Refused>(rig.b).reason == "node b (10.0.0.2) was dropped: no sign of life for 10 s");
   CHECK(rig.count<End>(rig.b) == 0);
 }
@@ -118,7 +120,7 @@ TEST_CASE("a node that ends its workers unasked is lost", "[coordinator]") {
   TwoNodes rig;
   rig.say(rig.b, Ended{0});
   CHECK(rig.last<Refused>(rig.b).reason == "node b (10.0.0.2) was dropped: it ended its workers unasked");
-  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked"});
+  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked" + kHint});
 }
 
 TEST_CASE("the coordinator's own node can end the job in every phase", "[coordinator]") {

@@ -21,15 +21,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// returns  0 if write() succeeds, errno if the disk is full
+/// is_known  it was full the last time, and that is no news
+/// returns   0 if write() succeeds, errno if the disk is full
 template <typename Write>
-int unless_disk_full(Write write) {
+int unless_disk_full(Write write, bool is_known = false) {
   try {
     write();
     return 0;
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
-    log_warning(std::string(error.what()) + "; the training continues");
+    if (!is_known) log_warning(std::string(error.what()) + "; the training continues");
     return error.error_number;
   }
 }
@@ -174,12 +175,13 @@ report::MetricSink& RunRecord::Sink::started() {
 
 void RunRecord::add_sink(std::function<std::unique_ptr<report::MetricSink>()> make) {
   sinks_.push_back({std::move(make)});
-  unless_disk_full([&] { sinks_.back().started(); });
+  sinks_.back().disk_full = unless_disk_full([&] { sinks_.back().started(); }) != 0;
 }
 
 void RunRecord::add_metrics(const report::MetricRow& row) {
   ++rows_;
-  for (auto& sink : sinks_) unless_disk_full([&] { sink.started().add(row); });
+  for (auto& sink : sinks_)
+    sink.disk_full = unless_disk_full([&] { sink.started().add(row); }, sink.disk_full) != 0;
   if (pending_ && !writer_.busy()) settle();
 }
 
@@ -240,10 +242,9 @@ void RunRecord::flush() {
 void RunRecord::settle() {
   if (!std::exchange(pending_, false)) return;
   const auto undo = std::exchange(undo_, nullptr);
-  const int error = unless_disk_full([&] { writer_.flush(); });
-  if (error != 0) disk_error_ = error;
+  disk_error_ = unless_disk_full([&] { writer_.flush(); });
   any_saved_ = any_saved_ || writer_.wrote_first();
-  saved_ = has_last_ ? error == 0 : saved_ || writer_.wrote_first();
+  saved_ = has_last_ ? disk_error_ == 0 : saved_ || writer_.wrote_first();
   if (undo && !writer_.wrote_first()) undo();
 }
 

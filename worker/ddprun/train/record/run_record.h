@@ -58,7 +58,7 @@ class RunRecord {
   /// RunFolder::begin_shards(); empty: the disk is full, so there is to be no such checkpoint.
   std::vector<std::filesystem::path> begin_shards(const std::filesystem::path& checkpoint, std::int64_t step);
   /// Whether the last checkpoint did not fit on the disk.
-  bool lost_the_last() const { return disk_error_ != 0 && !saved_; }
+  bool lost_the_last() const { return disk_error_ != 0; }
   /// Writes the state in the background, then deletes request.doomed; ignores empty paths. Without a request:
   /// writes to checkpoint_path().
   /// undo  called by a later member function if the first file did not fit on the disk
@@ -89,6 +89,7 @@ class RunRecord {
   struct Sink {
     std::function<std::unique_ptr<report::MetricSink>()> make;
     std::unique_ptr<report::MetricSink> sink = nullptr;  // null while the disk is full
+    bool disk_full = false;                              // the last row had no place
     report::MetricSink& started();
   };
   void remove_leftovers() const;
@@ -108,7 +109,7 @@ class RunRecord {
   bool has_last_ = false;  // last.pt is due, and among the files being written
   bool pending_ = false;   // a checkpoint is being written
   std::function<void()> undo_;
-  int disk_error_ = 0;  // of the last failed checkpoint
+  int disk_error_ = 0;  // of the last checkpoint
   CheckpointWriter writer_;
 };
 

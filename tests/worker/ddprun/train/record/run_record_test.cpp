@@ -11,6 +11,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
 #include "tests/support/catch.h"
 #include "tests/support/small_disk.h"
 #include "tests/worker/ddprun/serialize/pickled_values.h"
@@ -37,11 +38,20 @@ train::TrainingState one_weight_state(std::int64_t step, const train::RunIdentit
 
 /// What a run does whose disk is full when it starts, and is not later. In its own process.
 void start_on_a_full_disk(const fs::path& disk) {
+  int warnings = 0;
+  configure_logging("test");
+  log_to([&](const std::string&) { ++warnings; });
   fill_disk(disk / "filler");
-  TestRun record(disk);
+  TestRun record(disk, {.tensorboard = true});
   ensure(!fs::exists(record.metrics_path()), "nothing is left that would pass for a run");
   record.add_metrics({{"epoch", 0}});
   ensure(!fs::exists(record.metrics_path()), "nor after a row that has no place");
+  const int before = warnings;
+  for (int row = 0; row < 10; ++row) record.add_metrics({{"epoch", 0}});
+  log_to({});
+  ensure(before > 0 && warnings == before, "further rows are no news");
+  for (const auto& entry : fs::directory_iterator(disk))
+    ensure(!entry.path().filename().string().starts_with("events."), "no row begins a file of its own");
   fs::remove(disk / "filler");
   record.add_metrics({{"epoch", 1}});
   const auto text = read_file(record.metrics_path());
@@ -186,7 +196,7 @@ TEST_CASE("without last.pt, one that was asked for may find no room", "[run_reco
     record.flush();
     fs::remove(disk / "filler");
     record.finish("{}");
-    ensure(fs::exists(best) && !record.lost_the_last(), "the run's own checkpoint is there");
+    ensure(fs::exists(best) && record.lost_the_last(), "the run's own checkpoint is there");
   });
 }
 
