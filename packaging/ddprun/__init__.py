@@ -54,10 +54,11 @@ def status(
 ) -> None:
     """Tells ddprun the progress of this rank's training. Call it every step, or every few steps. It does nothing without ddprun.
 
-    step, epoch: how many are done, from the beginning of the training; steps, epochs: how many there will be in all;
+    step, epoch: how many are done since the beginning of the training; steps, epochs: how many there will be in all.
     samples: how many this rank has processed since the process began.
-    seconds: the time spent since the process began, by "data" (waiting for input), "compute" (this rank's own work), "communication"
-    (waiting for other ranks), "evaluation", "checkpoint" and "start". memory: the bytes in use, by "resident" and "device".
+    seconds: the time spent since the process began, with the keys "data" (waiting for input), "compute" (this rank's own work),
+    "communication" (waiting for other ranks), "evaluation", "checkpoint" and "start".
+    memory: the bytes in use, with the keys "resident" and "device".
     """
     counts = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "samples": samples}
     said: Dict[str, Any] = {name: int(count) for name, count in counts.items() if count is not None}
@@ -107,7 +108,7 @@ def _write_error_file(error: Exception) -> None:
 def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
     """Reads a run folder of `worker`, even while the training is running.
 
-    "metrics": a list for each column, with None where a row has no value, as pandas.DataFrame takes them. "summary" and
+    "metrics": a list for each column, with None where a row has no value (for pandas.DataFrame). "summary" and
     "environment": {} until they are written; the summary is {} again while a run that had ended is continued. "config": the
     settings by section. "checkpoints": their paths, oldest first.
 
@@ -168,7 +169,7 @@ def _json(file: pathlib.Path) -> Dict[str, Any]:
 
 
 def _summary(folder: pathlib.Path, step: float) -> Dict[str, Any]:
-    """Without the summary of an earlier end, which belongs to an earlier branch than the metrics, or to an earlier step."""
+    """The summary. {} if it is that of an earlier end: of a branch before that of the metrics, or at an earlier step."""
     branch_of = _json(folder / "run.json").get("files", {})
     if 0 < branch_of.get("summary.json", 0) < branch_of.get("metrics.jsonl", 0):
         return {}
@@ -177,7 +178,7 @@ def _summary(folder: pathlib.Path, step: float) -> Dict[str, Any]:
 
 
 def _checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
-    """Without folders of shards and files that are still being written."""
+    """The checkpoint files, without folders of shards and files that are still being written."""
     found = []
     for file in folder.glob("[!.]*"):
         with contextlib.suppress(FileNotFoundError):  # a better checkpoint has replaced it meanwhile

@@ -102,7 +102,7 @@ class Shards:
         step = max((step for step in sources if all((owner, step) in holders for owner in range(world))), default=None)
         if step is None:
             raise ShardsLost(
-                "elastic: a rank's shard was lost, and its copy too, or before the first commit() made a copy: all start again from your checkpoint"
+                "elastic: a rank's shard was lost, and its copy too (or no commit() had made a copy yet): all ranks restart from your checkpoint"
             )
         said = []
         for owner in range(world):

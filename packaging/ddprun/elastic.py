@@ -394,7 +394,7 @@ class State:
         return found
 
     def _check_alike(self, everyone: List[Any], what: str, mine: Dict[str, Any]) -> None:
-        """Raises RuntimeError, on all ranks, if a rank's differs from rank 0's. everyone: includes the digests."""
+        """Raises RuntimeError, on all ranks, if a rank's description (mine) differs from rank 0's. everyone: includes its digests."""
         rank = dist.get_rank()
         for other in [i for i, one in enumerate(everyone) if one[what] != everyone[0][what]]:
             first, theirs = (_broadcast(mine if rank == i else None, i) for i in (0, other))
@@ -536,7 +536,7 @@ class _Memory:
         self._warned = False
 
     def newest(self, beyond: int) -> Optional[bytes]:
-        """The newest complete state, if it has more commits than this."""
+        """The newest complete state with more commits than this."""
         for slot in self._slots(self._fd()):
             content = self._content(slot)
             if content is not None and content[0].get("commits", 0) > beyond:

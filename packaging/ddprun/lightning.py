@@ -56,7 +56,7 @@ class Steps(Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         self._modes = [(part, part.training) for part in module.modules()]
-        if trainer.global_step > self._state.commits:  # otherwise gradients are accumulated
+        if trainer.global_step > self._state.commits:  # otherwise gradients are being accumulated
             self._state.loops = trainer.fit_loop.state_dict()
             self._state.commit()
 
