@@ -619,7 +619,7 @@ train()
         self.refused("elastic.run(elastic.State())(elastic.State().restore)()", "restore() needs State(..., replicate=True)")
         self.refused("state = elastic.State(replicate=True)\nelastic.run(state)(state.commit)()", "elastic: commit() before restore()")
         self.refused("state = elastic.State(replicate=True)\nelastic.run(state)(lambda: state.restore(optimizer=optimizer))()",
-                     "optimizer has parameters that are of none of the modules given to restore()")
+                     "optimizer has parameters that do not belong to any of the modules given to restore()")
 
 
 class Alone(unittest.TestCase):
