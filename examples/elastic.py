@@ -1,8 +1,8 @@
-"""A training whose lost ranks ddprun replaces while the others go on, without a lost step:
+"""A training in which ddprun replaces lost ranks while the others go on, and no step is lost:
 
     ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --standby=1 examples/elastic.py
 
-and in another terminal: kill -9 the process of any rank. Needs PyTorch and ddprun's Python package.
+In another terminal, end the process of any rank with kill -9. The example needs PyTorch and ddprun's Python package.
 """
 import os
 
@@ -19,7 +19,7 @@ net = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.D
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
 
-# What a training is after a whole step. Everything else is made anew in each round.
+# The state of the training after a complete step. Everything else is created again in each round.
 state = elastic.State(model=net, optimizer=optimizer, schedule=schedule, epoch=0, batch=0, memory_every=20)
 
 
@@ -29,7 +29,7 @@ def train() -> None:
     model = DistributedDataParallel(net)
     loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data))
     for state.epoch in range(state.epoch, epochs):
-        for images, labels in state.batches(loader):  # those that are not done
+        for images, labels in state.batches(loader):  # only the batches that are not done
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()

@@ -1,8 +1,8 @@
-"""Hugging Face Accelerate under ddprun.elastic: lost ranks are replaced while the others go on, without a lost step:
+"""Hugging Face Accelerate under ddprun.elastic: lost ranks are replaced while the others go on, and no step is lost:
 
     ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 examples/elastic_accelerate.py
 
-Accelerator() and prepare() belong into the function: they are for the process group of one round.
+Accelerator() and prepare() belong in the function, because they are for the process group of one round.
 """
 import os
 
@@ -20,7 +20,7 @@ net = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.D
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(data) // 40)
 
-# What a training is after a whole step: what prepare() is given, not what it returns.
+# The state of the training after a complete step: what prepare() is given, not what it returns.
 state = elastic.State(model=net, optimizer=optimizer, schedule=schedule, epoch=0, batch=0, memory_every=20)
 
 
@@ -29,12 +29,12 @@ def train() -> None:
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         gradient_accumulation_steps=2,
-        # The same order of samples when an epoch is entered again:
+        # The order of the samples stays the same when an epoch is continued in a new round:
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
     )
     model, stepper, rates, loader = accelerator.prepare(net, optimizer, schedule, DataLoader(data, batch_size=10, shuffle=True))
     for state.epoch in range(state.epoch, epochs):
-        for images, labels in state.batches(loader):  # those that are not done
+        for images, labels in state.batches(loader):  # only the batches that are not done
             with accelerator.accumulate(model):
                 loss = torch.nn.functional.cross_entropy(model(images), labels)
                 accelerator.backward(loss)

@@ -1,8 +1,8 @@
-"""Lightning's Trainer under ddprun.elastic: lost ranks are replaced while the others go on, without a lost step:
+"""Lightning's Trainer under ddprun.elastic: lost ranks are replaced while the others go on, and no step is lost:
 
     ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 examples/elastic_lightning.py
 
-In each round a new Trainer goes on after the last step.
+In each round, a new Trainer continues after the last step.
 """
 import os
 
@@ -34,7 +34,7 @@ class Net(lightning.LightningModule):
             print(f"step {state.commits}: loss {outputs['loss'].item():.9f}", flush=True)
 
     def configure_optimizers(self):
-        return {"optimizer": optimizer, "lr_scheduler": schedule}  # those of the State
+        return {"optimizer": optimizer, "lr_scheduler": schedule}  # the State's own
 
 
 net = Net()

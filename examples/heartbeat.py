@@ -9,7 +9,7 @@ import time
 
 
 def heartbeat(fd=int(os.environ.get("DDPRUN_HEARTBEAT_FD", -1))):
-    """Call it every step. Costs a microsecond; does nothing without ddprun."""
+    """Call this every step. It costs a microsecond, and does nothing without ddprun."""
     with contextlib.suppress(OSError):  # not under ddprun, or the pipe is full of beats
         if stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.get_blocking(fd):  # a child of the rank may have another one there
             os.write(fd, b".")

@@ -1,8 +1,8 @@
-"""Hugging Face's Trainer under ddprun: ranks that start warm, report their progress, and go on from the newest checkpoint when all restart:
+"""Hugging Face's Trainer under ddprun: the ranks start warm, report their progress, and continue from the newest checkpoint when all of them restart:
 
     ddprun --nproc-per-node=2 --max-restarts=10 --preload=torch,transformers.trainer examples/transformers_trainer.py FOLDER
 
-and in another terminal: ddpctl, or kill -9 the process of any rank.
+In another terminal, watch the job with ddpctl top, or end the process of any rank with kill -9.
 """
 import pathlib
 import sys
@@ -15,7 +15,7 @@ folder = pathlib.Path(sys.argv[1])
 
 
 class Report(TrainerCallback):
-    """Tells ddprun how the training goes, and marks the checkpoints that all ranks have written whole."""
+    """Tells ddprun how the training goes, and marks the checkpoints that all ranks have completely written."""
 
     def on_step_end(self, args, state, control, **_):
         ddprun.heartbeat()
@@ -40,7 +40,7 @@ data = [{"input_ids": words, "labels": words} for words in torch.randint(0, 100,
 net = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=16, n_embd=32, n_layer=2, n_head=2))
 arguments = TrainingArguments(
     output_dir=str(folder), num_train_epochs=4, per_device_train_batch_size=8, seed=0, use_cpu=not torch.cuda.is_available(), logging_steps=1,
-    save_steps=20, save_total_limit=2, report_to="none", disable_tqdm=True,  # with 2: the newest stays until the next one is whole
+    save_steps=20, save_total_limit=2, report_to="none", disable_tqdm=True,  # 2: the newest one stays until the next one is complete
 )
 trainer = Trainer(net, arguments, train_dataset=data, callbacks=[Report()])
 trainer.train(resume_from_checkpoint=str(newest) if newest else None)

@@ -1,6 +1,6 @@
-"""The launcher ddprun as a Python package: the program `ddprun`, `python -m ddprun`, and what a training says to it.
+"""The launcher ddprun as a Python package: the program `ddprun`, `python -m ddprun`, and functions for the training script.
 
->>> @ddprun.record                       # an error that ends the rank is in ddprun's report, with its traceback
+>>> @ddprun.record                       # ddprun's report shows the error that ends the rank, with its traceback
 ... def main():
 ...     for batch in loader:
 ...         train(batch)
@@ -9,7 +9,7 @@
 >>> run = ddprun.read_run("runs/mnist-1")
 >>> pandas.DataFrame(run["metrics"])
 
-In a notebook %load_ext ddprun gives the cell magic %%ddprun.
+In a notebook, %load_ext ddprun provides the cell magic %%ddprun.
 """
 import contextlib
 import faulthandler
@@ -30,9 +30,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def heartbeat() -> None:
-    """Shows ddprun that this rank is alive: call it every step. Costs a microsecond, and does nothing without ddprun.
+    """Shows ddprun that this rank is alive. Call it every step: it costs a microsecond, and does nothing without ddprun.
 
-    A rank that has ever sent one counts as hung when it is silent for --hang-timeout seconds.
+    Once a rank has sent a heartbeat, it counts as hung when it has been silent for --hang-timeout seconds.
     """
     with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full of beats
         fd = int(os.environ.get("DDPRUN_HEARTBEAT_FD", "-1"))
@@ -52,11 +52,13 @@ def status(
     seconds: Optional[Mapping[str, SupportsFloat]] = None,
     memory: Optional[Mapping[str, SupportsInt]] = None,
 ) -> None:
-    """Tells ddprun how this rank's training goes: call it every step, or every few. Does nothing without ddprun.
+    """Tells ddprun the progress of this rank's training. Call it every step, or every few steps. It does nothing without ddprun.
 
-    step, epoch: done since the first one; steps, epochs: of how many; samples: of this rank since the process began.
-    seconds: since the process began, for "data" (waiting for input), "compute" (this rank's own work), "communication"
-    (waiting for other ranks), "evaluation", "checkpoint" and "start". memory: bytes, "resident" and "device".
+    step, epoch: how many are done since the beginning of the training; steps, epochs: how many there will be in all.
+    samples: how many this rank has processed since the process began.
+    seconds: the time spent since the process began, with the keys "data" (waiting for input), "compute" (this rank's own work),
+    "communication" (waiting for other ranks), "evaluation", "checkpoint" and "start".
+    memory: the bytes in use, with the keys "resident" and "device".
     """
     counts = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "samples": samples}
     said: Dict[str, Any] = {name: int(count) for name, count in counts.items() if count is not None}
@@ -76,12 +78,12 @@ def status(
 
 
 def record(function: _Function) -> _Function:
-    """Decorates a training's main: the exception that ends it goes into ddprun's report, as with
-    torch.distributed.elastic.multiprocessing.errors.record, but without torch. The exception goes on."""
+    """Decorates the main function of a training: if an exception ends it, ddprun's report shows that exception. This works like
+    torch.distributed.elastic.multiprocessing.errors.record, but without torch. The exception is raised again."""
 
     @functools.wraps(function)
     def recorded(*arguments: Any, **keywords: Any) -> Any:
-        with contextlib.suppress(Exception):  # a stderr that is no file
+        with contextlib.suppress(Exception):  # stderr is not a file
             faulthandler.enable(all_threads=True)
         try:
             return function(*arguments, **keywords)
@@ -104,13 +106,14 @@ def _write_error_file(error: Exception) -> None:
 
 
 def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
-    """What a run folder of `worker` tells, of a running training too.
+    """Reads a run folder of `worker`, even while the training is running.
 
-    "metrics": a list for each column, None where a row lacks it, for pandas.DataFrame; "summary" and "environment": {}
-    until they are written, and a summary too while a run that had ended goes on; "config": by section; "checkpoints":
-    their paths, oldest first.
+    "metrics": a list for each column, with None where a row has no value (for pandas.DataFrame). "summary" and
+    "environment": {} until they are written; the summary is {} again while a run that had ended is continued. "config": the
+    settings by section. "checkpoints": their paths, oldest first.
 
-    Raises FileNotFoundError if the folder has no metrics.jsonl, ValueError naming the file and line that cannot be read.
+    Raises FileNotFoundError if the folder has no metrics.jsonl, and ValueError, with the file's name and line, if a file
+    cannot be read.
     """
     folder = pathlib.Path(path)
     metrics = _columns(folder / "metrics.jsonl")
@@ -124,7 +127,7 @@ def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("elastic", "lightning", "notebook"):  # imported where they are used, for what they need themselves
+    if name in ("elastic", "lightning", "notebook"):  # imported only when they are used, because of what they import themselves
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -146,7 +149,7 @@ def unload_ipython_extension(ipython: Any) -> None:
 def _columns(file: pathlib.Path) -> Dict[str, list]:
     rows = []
     lines = file.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines[:-1], 1):  # what comes after the last newline is being written
+    for number, line in enumerate(lines[:-1], 1):  # whatever follows the last newline is still being written
         try:
             rows.append(json.loads(line))
         except ValueError as error:
@@ -166,7 +169,7 @@ def _json(file: pathlib.Path) -> Dict[str, Any]:
 
 
 def _summary(folder: pathlib.Path, step: float) -> Dict[str, Any]:
-    """Without that of an earlier end: of a branch before the one that is in the metrics now, or at an earlier step."""
+    """The summary. {} if it is that of an earlier end: of a branch before that of the metrics, or at an earlier step."""
     branch_of = _json(folder / "run.json").get("files", {})
     if 0 < branch_of.get("summary.json", 0) < branch_of.get("metrics.jsonl", 0):
         return {}
@@ -175,10 +178,10 @@ def _summary(folder: pathlib.Path, step: float) -> Dict[str, Any]:
 
 
 def _checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
-    """Without folders of shards, and files that are being written."""
+    """The checkpoint files, without folders of shards and files that are still being written."""
     found = []
     for file in folder.glob("[!.]*"):
-        with contextlib.suppress(FileNotFoundError):  # a better one has replaced it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a better checkpoint has replaced it meanwhile
             if file.suffix in (".pt", ".ckpt") and file.is_file():
                 found.append((file.stat().st_mtime, file))
     return [file for _, file in sorted(found)]

@@ -1,4 +1,4 @@
-"""python -m ddprun: the program that was installed with this package, or the one on PATH; it runs scripts with this Python."""
+"""python -m ddprun: runs the program that was installed with this package, or else the one on PATH. It runs scripts with this Python."""
 import importlib.metadata
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Copies of what a rank alone has of the state, its shards, on another rank: for elastic.State(..., replicate=True)."""
+"""Keeps copies of each rank's shards of the state on another rank, for elastic.State(..., replicate=True)."""
 import copy
 import os
 import pickle
@@ -32,7 +32,7 @@ class _Shard:
 
 
 class _Packed:
-    """Nested dicts and lists with tensors, as bytes: the tensors one after the other, and all else pickled."""
+    """Nested dicts and lists with tensors, as bytes: the tensors one after the other, and everything else pickled."""
 
     def __init__(self, layout: torch.Tensor, data: torch.Tensor) -> None:
         self.layout, self.data = layout, data
@@ -55,33 +55,34 @@ class _Packed:
         def tensor(leaf: _Leaf) -> Any:
             nonlocal begin
             first, begin = begin, begin + torch.Size(leaf.shape).numel() * leaf.dtype.itemsize
-            local = self.data[first:begin].clone().view(leaf.dtype).view(leaf.shape)  # clone: aligned
+            local = self.data[first:begin].clone().view(leaf.dtype).view(leaf.shape)  # a clone is aligned
             return _Shard(local) if leaf.sharded else local
 
         return _mapped(pickle.loads(bytes(self.layout.tolist())), _Leaf, tensor)
 
 
 class ShardsLost(RuntimeError):
-    """All ranks know that there is no step to go on from."""
+    """Raised on all ranks: there is no step from which they could go on."""
 
 
 class Shards:
-    """What this rank and another one have of the state after the last two steps."""
+    """The shards of this rank and of another one, after the last two steps."""
 
     def __init__(self) -> None:
-        self.why_not = ""  # why there are no copies
-        self._held: Dict[Tuple[int, int], _Packed] = {}  # by the rank whose shard it is, and step
+        self.why_not = ""  # why no copies are kept
+        self._held: Dict[Tuple[int, int], _Packed] = {}  # by step and by the rank whose shard it is
         self._common: Dict[int, Dict[str, Any]] = {}  # by step: what is the same on all ranks
-        self._objects: Dict[str, Any] = {}  # of this round
+        self._objects: Dict[str, Any] = {}  # those of this round
         self._parameters: Dict[str, List[torch.Tensor]] = {}
         self._agreed: Optional[int] = None  # the step that this round goes on from
         self._group: Any = None
         self._distance = 1  # to the rank whose shard this one keeps
 
     def agree(self, survivor: bool, timeout: Any) -> Optional[Tuple[int, Dict[str, Any]]]:
-        """The newest step of which every rank's shard is known, and the values then. Every rank calls it first in a round. None: a new job.
+        """The newest step for which every rank's shard is known, and the values at that step. None: this is a new job. Every rank calls this first
+        in a round.
 
-        Raises ShardsLost if there is none.
+        Raises ShardsLost if there is no such step.
         """
         self._agreed = None
         self._group = dist.new_group(backend="gloo", timeout=timeout)
@@ -101,7 +102,7 @@ class Shards:
         step = max((step for step in sources if all((owner, step) in holders for owner in range(world))), default=None)
         if step is None:
             raise ShardsLost(
-                "elastic: a rank's shard was lost, and its copy too, or before the first commit() made one: all start again from your checkpoint"
+                "elastic: a rank's shard was lost, and its copy too (or no commit() had made a copy yet): all ranks restart from your checkpoint"
             )
         said = []
         for owner in range(world):
@@ -115,41 +116,42 @@ class Shards:
         if any(step not in one[2] for one in everyone):
             common = _broadcast(self._common[step] if rank == sources[step] else None, sources[step])
             self._common[step] = common
-        # A later step may be done again with other bits: no rank leaves before all have forgotten it.
+        # A later step may be repeated with different bits, so no rank leaves before all have forgotten that step.
         self._held = {(rank, step): self._held[rank, step]}
         self._common = {step: self._common[step]}
         self._agreed = step
         self._copy(step)
         dist.barrier(group=self._group)
         if rank == 0 and said:
-            print("; ".join([f"elastic: going on after step {step}, of which every shard is known", *said]), file=sys.stderr, flush=True)
+            print("; ".join([f"elastic: going on after step {step}, for which every shard is known", *said]), file=sys.stderr, flush=True)
         return step, copy.deepcopy(self._common[step]["values"])
 
     def leave(self) -> None:
-        """Lets go of the round's groups: only what nobody holds closes its connections, and ranks that wait for this one leave."""
+        """Lets go of the round's groups. A group closes its connections only when nothing refers to it; then the ranks that
+        wait for this one leave."""
         self._objects, self._parameters, self._group = {}, {}, None
 
     def restore(self, objects: Dict[str, Any]) -> bool:
         """Takes this round's objects, and gives them the state of the agreed step if there is one."""
         if self._objects:
-            raise RuntimeError("elastic: restore() a second time in a round: give it all modules and optimizers at once")
+            raise RuntimeError("elastic: restore() was called a second time in this round: give it all modules and optimizers at once")
         self._objects, self._parameters = objects, {name: list(one.parameters()) for name, one in objects.items() if _is_module(one)}
         known = {id(parameter) for parameters in self._parameters.values() for parameter in parameters}
         for name, one in objects.items():
             if not _has_state(one):
-                raise TypeError(f"elastic: restore() takes what has a state_dict() and a load_state_dict(): {name} is a {type(one).__name__}")
+                raise TypeError(f"elastic: restore() needs objects with state_dict() and load_state_dict(), but {name} is a {type(one).__name__}")
             if any(id(parameter) not in known for parameter in _parameters_of(one)):
-                raise TypeError(f"elastic: {name} has parameters that are of none of the modules given to restore()")
+                raise TypeError(f"elastic: {name} has parameters that do not belong to any of the modules given to restore()")
         self.why_not = next(filter(None, (_why_not(name, one) for name, one in objects.items())), "")
         if self._agreed is None:
             return False
         if self.why_not:
-            raise RuntimeError(f"elastic: {self.why_not}, and before the round there were some")
+            raise RuntimeError(f"elastic: {self.why_not}, but it kept some before this round")
         rank, step = dist.get_rank(), self._agreed
         common = self._common[step]
         kept = self._held[rank, step].value()
         if sorted(objects) != sorted([*common["small"], *kept]):
-            raise RuntimeError(f"elastic: restore() got {sorted(objects)}, which is not what it got before the round")
+            raise RuntimeError(f"elastic: restore() got {sorted(objects)}, which is not what it got in the round before")
         with torch.no_grad():
             for name, one in objects.items():
                 if _is_module(one):
@@ -157,7 +159,7 @@ class Shards:
                     _fill(name, list(one.buffers()), kept[name]["buffers"])
                 elif name in common["groups"]:
                     _restore_optimizer(name, one, kept[name])
-        for name, small in common["small"].items():  # last: a scheduler's constructor has changed the rates
+        for name, small in common["small"].items():  # last, because a scheduler's constructor has changed the rates
             objects[name].load_state_dict(copy.deepcopy(small))
         for name, groups in common["groups"].items():
             for group, settings in zip(objects[name].param_groups, groups):
@@ -167,10 +169,10 @@ class Shards:
     def commit(self, step: int, values: Dict[str, Any]) -> None:
         """Keeps the state after a step, and sends this rank's shard to the one that keeps its copy."""
         if not self._objects:
-            raise RuntimeError("elastic: commit() before restore(), which a State(..., replicate=True) needs in each round")
+            raise RuntimeError("elastic: commit() before restore(), which State(..., replicate=True) needs in each round")
         if self.why_not:
             return
-        # All ranks have the copies of the step before, as they were in a collective since.
+        # All ranks have the copies of the step before, because all have been in a collective since then.
         self._held = {key: packed for key, packed in self._held.items() if key[1] >= step - 1}
         self._common = {kept: common for kept, common in self._common.items() if kept >= step - 1}
         shard: Dict[str, Any] = {}
@@ -200,7 +202,7 @@ class Shards:
             self._held[owner, step] = packed
 
     def _exchange(self, packed: Optional[_Packed], to: int, source: Optional[int]) -> Optional[_Packed]:
-        """Sends and receives at once, over a group of its own."""
+        """Sends and receives at the same time, over a separate group."""
         mine = [] if packed is None else [packed.layout, packed.data]
         sizes = torch.zeros(0 if source is None else 2, dtype=torch.int64)
         self._move([torch.tensor([part.numel() for part in mine], dtype=torch.int64)], to, [sizes], source)
@@ -233,7 +235,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _optimizer_of(one: Any) -> Any:
-    """ZeroRedundancyOptimizer's optimizer of this rank's parameters: its own state is that of none."""
+    """For a ZeroRedundancyOptimizer, the inner optimizer of this rank's parameters: the outer one has no state."""
     return one.optim if type(one).__name__ == "ZeroRedundancyOptimizer" else one
 
 
@@ -245,13 +247,13 @@ def _state_of(name: str, one: Any) -> List[Any]:
     optimizer = _optimizer_of(one)
     parameters = _parameters_of(optimizer)
     if sum(parameter in optimizer.state for parameter in parameters) != len(optimizer.state):
-        raise RuntimeError(f"elastic: {name} has a state that is of no parameter, which replicate=True cannot keep")
+        raise RuntimeError(f"elastic: {name} has state that belongs to no parameter, which replicate=True cannot keep")
     states = []
     for parameter in parameters:
         state = dict(optimizer.state[parameter]) if parameter in optimizer.state else None
         for value in state.values() if state else ():
             if isinstance(value, torch.Tensor) and _is_sharded(value) and _spec(value) != _spec(parameter):
-                raise RuntimeError(f"elastic: {name} shards its state in another way than the parameters, which replicate=True cannot keep")
+                raise RuntimeError(f"elastic: {name} shards its state differently from the parameters, which replicate=True cannot keep")
         states.append((tuple(_local(parameter).shape), state))
     return states
 
@@ -264,7 +266,7 @@ def _restore_optimizer(name: str, one: Any, kept: List[Any]) -> None:
     optimizer = _optimizer_of(one)
     parameters: List[Any] = _parameters_of(optimizer)
     if [tuple(_local(parameter).shape) for parameter in parameters] != [shape for shape, _ in kept]:
-        raise RuntimeError(f"elastic: {name} has other parameters on this rank than before the round")
+        raise RuntimeError(f"elastic: {name} has other parameters on this rank than in the round before")
     optimizer.state.clear()
     for parameter, (_, state) in zip(parameters, kept):
 
@@ -280,30 +282,30 @@ def _restore_optimizer(name: str, one: Any, kept: List[Any]) -> None:
 def _fill(name: str, tensors: List[torch.Tensor], kept: List[Any]) -> None:
     values = [one.local if isinstance(one, _Shard) else one for one in kept]
     if [(_local(one).shape, one.dtype) for one in tensors] != [(one.shape, one.dtype) for one in values]:
-        raise RuntimeError(f"elastic: {name} has other parameters or buffers on this rank than before the round")
+        raise RuntimeError(f"elastic: {name} has other parameters or buffers on this rank than in the round before")
     for tensor, value in zip(tensors, values):
         _local(tensor).copy_(value)
         tensor.grad = None
 
 
 def _why_not(name: str, one: Any) -> str:
-    """Why there are no copies of this object's shards; empty: there are."""
+    """Why no copies of this object's shards are kept. Empty if they are kept."""
     world = dist.get_world_size()
     if type(one).__name__ == "ZeroRedundancyOptimizer" and (one._overlap_with_ddp or one.world_size != world):
-        return f"{name} overlaps with DistributedDataParallel, or is of some of the ranks, of which replicate=True keeps no copies"
+        return f"{name} overlaps with DistributedDataParallel, or covers only some of the ranks; replicate=True keeps no copies of such an optimizer"
     if not _is_module(one):
         return ""
     parts = list(one.modules())
     kinds = [{base.__name__ for base in type(part).__mro__} for part in parts]
     if any("FullyShardedDataParallel" in kind for kind in kinds):
-        return f"{name} is FSDP1's FullyShardedDataParallel, of which replicate=True keeps no copies: use fully_shard()"
+        return f"{name} is FSDP1's FullyShardedDataParallel: replicate=True keeps no copies of its shards; use fully_shard()"
     if any(type(part).get_extra_state is not torch.nn.Module.get_extra_state for part in parts):
-        return f"{name} has a get_extra_state(), of which replicate=True keeps no copies"
+        return f"{name} has a get_extra_state(): replicate=True keeps no copies of such a module"
     tensors: List[Any] = [*one.parameters(), *one.buffers()]
     if any(tensor.device.type != "cpu" for tensor in tensors):
-        return f"{name} is not on CPUs, and replicate=True keeps copies only there"
+        return f"{name} is not on the CPU, and replicate=True keeps copies only of what is there"
     for tensor in filter(_is_sharded, tensors):
         mesh = tensor.device_mesh
         if mesh.ndim != 1 or mesh.size() != world or not tensor.placements[0].is_shard() or not any("FSDPModule" in kind for kind in kinds):
-            return f"{name} is on an HSDP or TP mesh, or on some of the ranks, of which replicate=True keeps no copies"
+            return f"{name} is on an HSDP or TP mesh, or only on some of the ranks; replicate=True keeps no copies of such a module"
     return ""

@@ -1,4 +1,4 @@
-"""PyTorch programs in which ddprun replaces a lost rank alone, while the others keep their process and their state.
+"""For PyTorch programs: if a rank is lost, ddprun replaces only that rank, and the others keep their processes and their state.
 
 >>> state = elastic.State(model=net, optimizer=optimizer, epoch=0, batch=0)
 >>> @elastic.run(state)
@@ -14,8 +14,9 @@
 
 ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 train.py
 
-When a rank is lost, the others leave `train` by an exception at their next collective or commit(), connect with the new process, and take the
-state of the rank that has done the most steps. No step is lost, nor done twice. Under torchrun, or alone, `train` is called once.
+When a rank is lost, the others leave `train` through an exception at their next collective or commit(), connect to the new process, and take the
+state of the rank that has done the most steps. No step is lost, and none is done twice. Under torchrun, or without a launcher, `train` is called
+once.
 """
 import array
 import contextlib
@@ -47,35 +48,35 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 import torch
 import torch.distributed
 
-dist: Any = torch.distributed  # it does not export all that its documentation lists
+dist: Any = torch.distributed  # the module does not export everything that its documentation lists
 
 __all__ = ["RoundOver", "State", "run"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_LEAVE_WITHIN = 60.0  # seconds from a new round's beginning to a rank's leaving the one before
-_ABORT_AFTER = 0.3  # a silent host closes no connection
-_BUCKET = 32 << 20  # bytes of a broadcast
-_LOOK_EVERY = 0.002  # seconds, at who has come
+_LEAVE_WITHIN = 60.0  # seconds that a rank has to leave its round once the next one has begun
+_ABORT_AFTER = 0.3  # seconds; needed because a silent host does not close its connections
+_BUCKET = 32 << 20  # bytes per broadcast
+_LOOK_EVERY = 0.002  # seconds between two looks at which ranks have arrived
 
 
 class RoundOver(Exception):
-    """Another rank was lost: ends the function that elastic.run() calls, which calls it again. Do not keep it."""
+    """Another rank was lost. Ends the function, so that elastic.run() can call it again; do not swallow this exception."""
 
 
 class State:
-    """What a training is after a whole step: the same on all ranks.
+    """The state of a training run after a complete step; it is the same on all ranks.
 
-    Objects with state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers) are broadcast to new ranks; so is every other
-    value, which must be one that pickle takes and small. All are attributes. `batch`, if given, counts the batches of the epoch that are done.
+    Objects with state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers) are broadcast to new ranks. So is every other
+    value, which must be small and picklable. All entries are attributes. `batch`, if given, counts the epoch's batches that are done.
 
-    memory_every: every so many steps the node's first rank also copies the state to memory that ddprun holds, for the case that all ranks are lost
-    or restarted; 0: never. Written in the background; a copy that is due while the last one is being written is left out.
+    memory_every: after every so many steps, the node's first rank also copies the state to memory that ddprun holds, in case all ranks are lost
+    or restarted; 0: never. The copy is written in the background. If the next copy is due before that is finished, it is skipped.
 
-    replicate: for FSDP2 and ZeroRedundancyOptimizer, of whose state each rank has a shard: each commit() copies it to another rank. Modules and
-    optimizers are then made in the function and given to restore(); here are values alone.
+    replicate: for FSDP2 and ZeroRedundancyOptimizer, where each rank has a shard of the state: each commit() copies that shard to another rank.
+    Modules and optimizers are then made in the function and given to restore(), and the State gets only plain values.
 
-    Raises TypeError for a module that is wrapped for a process group: that ends with its round, so wrap it in the function.
+    Raises TypeError for a module that is wrapped for a process group: the group ends with its round, so wrap the module in the function.
     """
 
     def __init__(self, *, memory_every: int = 0, replicate: bool = False, **entries: Any) -> None:
@@ -87,31 +88,32 @@ class State:
         self._objects = [name for name, entry in entries.items() if _has_state(entry)]
         self._values = [name for name in entries if name not in self._objects]
         self._commits = 0
-        self._steps_since = 0  # of optimizers, begun since the last commit
+        self._steps_since = 0  # steps of optimizers that have begun since the last commit
         self._rounds: Optional[_Rounds] = None
         self._memory = _Memory()
         self._memory_every = memory_every
         self._position: Optional[int] = None  # the batches of the epoch that are done once the current one is
-        self._connected = False  # has been in a round
-        self._looked = False  # at whether the state can go on in place, in this round
-        # As they were at the last commit, for what follows may be half a step:
+        self._connected = False  # this process has been in a round
+        self._looked = False  # commit() has looked, in this round, whether the state can go on in place
+        # As they were at the last commit, because what follows may be half a step:
         self._kept: Dict[str, Any] = {}  # the values
         self._small: Dict[str, Any] = {}  # states of schedulers, scalers and the like, which may change between steps
         self._groups: List[Any] = []  # the optimizers' rates and other settings, which schedulers change
         self._slots: List[Tuple[Dict[str, Any], str]] = []  # where modules have their buffers
-        self._layout: Dict[str, Tuple[str, str]] = {}  # what parameters and optimizers there are: shapes, which a kept state must have, and types
-        self._copies: List[torch.Tensor] = []  # of the buffers: a forward pass changes them
-        self._originals: List[torch.Tensor] = []  # the buffers that they are copies of
-        # On accelerators, where the CPU does not wait for what it begins:
-        self._accelerators: Optional[List[torch.device]] = None  # that have parameters; None: not known in this round
-        self._first: Optional[List[torch.Tensor]] = None  # the parameters at the round's beginning: DistributedDataParallel's broadcast writes to them
+        self._layout: Dict[str, Tuple[str, str]] = {}  # parameters and optimizers: shapes, which a kept state must match, and types
+        self._copies: List[torch.Tensor] = []  # of the buffers, because a forward pass changes them
+        self._originals: List[torch.Tensor] = []  # the buffers that were copied
+        # On accelerators, where the CPU does not wait for what it starts:
+        self._accelerators: Optional[List[torch.device]] = None  # those that have parameters; None: not known yet in this round
+        self._first: Optional[List[torch.Tensor]] = None  # the parameters when the round begins: DistributedDataParallel overwrites them
         self._captured = False  # a step is in a CUDA graph
         vars(self).update(entries)
         self._shards: Any = None
         if replicate:
             if memory_every > 0 or self._objects:
                 also = "memory_every" if memory_every > 0 else self._objects[0]
-                raise TypeError(f"elastic.State: replicate=True goes without {also}: make modules and optimizers in the function, for restore()")
+                raise TypeError(f"elastic.State: replicate=True cannot be used with {also}: make modules and optimizers in the function, and give "
+                                "them to restore()")
             from ._shards import Shards
 
             self._shards = Shards()
@@ -129,14 +131,14 @@ class State:
         return self._commits
 
     def commit(self) -> None:
-        """This step is done. Call it right after the last optimizer step, with no collective between them. Modules get no new parts after a round's
-        first one.
+        """Declares this step done. Call it right after the last optimizer step, with no collective between them. Do not add parts to a module after
+        the first commit() of a round.
 
         Raises RuntimeError outside of the function that elastic.run() calls; RoundOver if another rank was lost.
         """
         if self._rounds is None:
             raise RuntimeError("elastic: commit() outside of the function that elastic.run() calls")
-        if self._steps_since == 0:  # a GradScaler left it out, perhaps for numbers that mean nothing
+        if self._steps_since == 0:  # a GradScaler skipped the step, perhaps because of arbitrary numbers
             self._wait()
         self._commits += 1
         if self._position is not None:
@@ -152,11 +154,11 @@ class State:
         self._rounds.check()
 
     def batches(self, loader: Any, seed: int = 0) -> Iterator[Any]:
-        """The epoch's batches that are not done, from a DataLoader or another iterable; then `batch` is 0 again.
+        """Yields the batches of the epoch that are not done, from a DataLoader or another iterable. At the end, `batch` is 0 again.
 
-        The order and the random numbers of a batch follow from the seed, the rank, `epoch` and the batch's number alone: the set_epoch() of the
+        The order and the random numbers of a batch depend only on the seed, the rank, `epoch` and the batch's number: the set_epoch() of the
         loader or its sampler is called, and the generators of torch, random and NumPy are seeded before a batch is drawn and again before it is
-        given. Batches that are done are not loaded if a batch_sampler draws them.
+        yielded. If a batch_sampler draws the batches, those that are done are not loaded again.
         """
         if "batch" not in self._values:
             raise RuntimeError("elastic: batches() needs State(..., batch=0)")
@@ -177,10 +179,11 @@ class State:
         self.batch = 0
 
     def restore(self, **objects: Any) -> bool:
-        """With replicate=True, in each round: gives the new modules, optimizers, schedulers the state of the last step, whose number and values this
-        State has already. False: there is none, as in a new job; load your checkpoint then. Every rank calls it, once all of them are made.
+        """With replicate=True: gives the round's new modules, optimizers and schedulers the state of the last step. (This State already has the
+        step's number and values.) Every rank calls it in each round, once it has made all of these objects. Returns False if there is no state, as in
+        a new job; then load your checkpoint.
 
-        Raises TypeError for what cannot be restored, RuntimeError if it is not what the last round had.
+        Raises TypeError for an object that cannot be restored, RuntimeError if the objects are not those of the last round.
         """
         if self._shards is None or self._rounds is None:
             raise RuntimeError("elastic: restore() needs State(..., replicate=True), in the function that elastic.run() calls")
@@ -189,12 +192,12 @@ class State:
         return restored
 
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Writes the state of the last commit, on rank 0 alone, for torch.load(); a file there is replaced once the new one is whole.
+        """On rank 0, writes the state of the last commit, for torch.load(). An existing file is replaced once the new one is complete.
 
-        Raises RuntimeError with replicate=True: rank 0 has a shard alone.
+        Raises RuntimeError with replicate=True, because rank 0 has only its shard.
         """
         if self._shards is not None:
-            raise RuntimeError("elastic: save() writes no shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
+            raise RuntimeError("elastic: save() does not write shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
         if dist.is_initialized() and dist.get_rank() != 0:
             return
         file = pathlib.Path(path)
@@ -210,16 +213,17 @@ class State:
                 part.unlink()
 
     def resume(self, path: Union[str, "os.PathLike[str]"]) -> bool:
-        """Takes the state from a file of save(), if there is one; call it on every rank, before the function that elastic.run() calls.
+        """Takes the state from a file that save() has written, and returns whether there is one. Call it on every rank, before the function that
+        elastic.run() decorates.
 
-        Raises ValueError naming the file if it cannot be read or is not of this state.
+        Raises ValueError, which names the file, if the file cannot be read or has a different state.
         """
         if not os.path.exists(path):
             return False
         try:
             payload = torch.load(path, map_location="cpu", weights_only=True)
             self._restore_all(payload)
-        except Exception as error:  # torch.load has a dozen of them
+        except Exception as error:  # torch.load raises a dozen kinds
             raise ValueError(f"{os.fspath(path)}: {_one_line(error)}") from None
         return True
 
@@ -230,7 +234,7 @@ class State:
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         closure = keywords.get("closure") or (arguments[1] if len(arguments) > 1 else None)
-        # PyTorch's own optimizers write to parameters only once the closure has returned, which Lightning gives and which makes the gradients.
+        # The closure, which Lightning gives, makes the gradients. PyTorch's own optimizers write to parameters only once it has returned.
         if closure is None or not type(optimizer).__module__.startswith("torch.optim."):
             self._wait()
             self._steps_since += 1
@@ -252,8 +256,8 @@ class State:
             self._wait()
 
     def _wait(self) -> None:
-        """On an accelerator: until all that was begun is done, and it counts. A collective that is aborted leaves any numbers and no error, but it
-        is aborted only after the round is known to be over."""
+        """On an accelerator: waits until everything that was started is done, and raises RoundOver if the round is over. An aborted collective leaves
+        arbitrary values and raises no error, but it is aborted only after the round is known to be over."""
         if self._rounds is None or not self._rounds.recovering:
             return
         if self._accelerators is None:
@@ -270,7 +274,7 @@ class State:
     def _parameters(self) -> List[torch.Tensor]:
         return [parameter for module in self._all(torch.nn.Module) for parameter in module.parameters()]
 
-    def _look(self) -> None:  # takes longer than all else in a commit()
+    def _look(self) -> None:  # takes longer than everything else in a commit()
         self._layout = self._layout_now()
         self._slots = [(part._buffers, name) for module in self._all(torch.nn.Module) for part in module.modules() for name in part._buffers]
 
@@ -292,7 +296,7 @@ class State:
                 torch._foreach_copy_(self._copies, buffers)
 
     def _go_back(self) -> None:
-        """To the last commit, from somewhere in the step after it."""
+        """Returns to the last commit from somewhere in the step after it."""
         self._position = None
         vars(self).update(copy.deepcopy(self._kept))
         for name, kept in self._small.items():
@@ -312,12 +316,12 @@ class State:
             parameter.grad = None
 
     def _take_from_memory(self) -> None:
-        """In a process that has started: what ddprun holds, if it is newer."""
+        """In a new process: takes the state that ddprun holds, if that is newer."""
         kept = None if self._connected else self._memory.newest(self._commits)
         if kept is not None:
             try:
                 self._restore_all(torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True))
-            except Exception as error:  # torch.load has a dozen of them
+            except Exception as error:  # torch.load raises a dozen kinds
                 print(f"elastic: cannot use the state in ddprun's memory: {_one_line(error)}", file=sys.stderr, flush=True)
 
     def _payload(self) -> Dict[str, Any]:
@@ -329,16 +333,16 @@ class State:
         }
 
     def _restore_all(self, payload: Dict[str, Any]) -> None:
-        """Or nothing of it."""
+        """Restores the whole state, or nothing of it."""
         names = sorted([*payload["objects"], *payload["values"]])
         if names != sorted([*self._objects, *self._values]):
             raise ValueError(f"expected the state of {sorted([*self._objects, *self._values])}, got that of {names}")
         self._look()  # the optimizer may have got another group
         shapes = {name: shape for name, (shape, _) in self._layout.items()}
-        lazy = {name for name, shape in shapes.items() if shape == "uninitialized"}  # they take any
+        lazy = {name for name, shape in shapes.items() if shape == "uninitialized"}  # these take any shape
         if difference := _difference({name: shape for name, shape in payload.get("shapes", shapes).items() if name not in lazy},
                                      {name: shape for name, shape in shapes.items() if name not in lazy}):
-            raise ValueError(f"another state: {difference}")
+            raise ValueError(f"a different state: {difference}")
         before = None if lazy else _on_cpu(self._payload())
         try:
             self._restore(payload)
@@ -355,7 +359,7 @@ class State:
         self._keep()
 
     def _why_not(self) -> str:
-        """Why the survivors' state cannot be trusted, or is not whole, when a rank is lost; empty: it can."""
+        """Why the survivors' state cannot be trusted, or is not complete, when a rank is lost. Empty if they can go on with it."""
         if self._shards is not None:
             return str(self._shards.why_not)
         for name in self._objects:
@@ -381,16 +385,16 @@ class State:
         return found
 
     def _beginning(self) -> Dict[str, Any]:
-        """What must be the same on all ranks only until it is sent from one to the others: buffers, which may grow, and values."""
+        """What must be the same on all ranks only until one rank sends it to the others: buffers, which may grow, and values."""
         modules = [(name, vars(self)[name]) for name in self._objects if isinstance(vars(self)[name], torch.nn.Module)]
         found: Dict[str, Any] = {f"{name}.{key}": _described(buffer) for name, module in modules for key, buffer in module.named_buffers()}
         for name, value in self._kept.items():
-            with contextlib.suppress(Exception):  # it cannot be sent
-                found[name] = pickle.dumps(_mapped(value, torch.Tensor, _listed))  # a tensor's own bytes have addresses in them
+            with contextlib.suppress(Exception):  # this value cannot be sent
+                found[name] = pickle.dumps(_mapped(value, torch.Tensor, _listed))  # a tensor's own bytes contain addresses
         return found
 
     def _check_alike(self, everyone: List[Any], what: str, mine: Dict[str, Any]) -> None:
-        """Raises RuntimeError, on all ranks, if a rank has something else than rank 0. everyone: with the digests of it."""
+        """Raises RuntimeError, on all ranks, if a rank's description (mine) differs from rank 0's. everyone: includes its digests."""
         rank = dist.get_rank()
         for other in [i for i, one in enumerate(everyone) if one[what] != everyone[0][what]]:
             first, theirs = (_broadcast(mine if rank == i else None, i) for i in (0, other))
@@ -398,7 +402,7 @@ class State:
                 raise RuntimeError(f"elastic: the state of rank {other} is not that of rank 0: {difference}")
 
     def _agree(self) -> None:
-        """Takes the state of the rank that has done the most steps. Every rank calls it first in a round."""
+        """Takes the state of the rank that has done the most steps. Every rank calls this first in a round."""
         rank = dist.get_rank()
         self._looked = False
         self._accelerators = None
@@ -412,12 +416,12 @@ class State:
         everyone: List[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         self._check_alike(everyone, "layout", self._layout)
-        going_on = any(one["connected"] for one in everyone)  # a new process has nothing but a beginning
+        going_on = any(one["connected"] for one in everyone)  # a new process has only the state that it begins with
         sources = [i for i, one in enumerate(everyone) if one["whole"] and one["connected"] == going_on]
         if not sources:
             raise RuntimeError(
-                "elastic: no rank has the state of a whole step: an optimizer had stepped, and what came before commit() failed on every rank. "
-                "Call commit() right after the last optimizer.step()"
+                "elastic: no rank has the state of a whole step: an optimizer had stepped, and the code between that and commit() failed on every "
+                "rank. Call commit() right after the last optimizer.step()"
             )
         source = max(sources, key=lambda i: (everyone[i]["commits"], -i))
         if going_on or any(one["commits"] != everyone[source]["commits"] for one in everyone):
@@ -437,7 +441,7 @@ class State:
         try:
             agreed = self._shards.agree(self._connected, self._rounds._timeout)
         except ShardsLost:
-            self._rounds._say(False)  # or ddprun replaces the ranks that this ends one by one
+            self._rounds._say(False)  # or ddprun would replace, one by one, the ranks that this ends
             raise
         if agreed is not None:
             self._commits, values = agreed
@@ -449,14 +453,15 @@ class State:
 def run(
     state: State, *, backend: Optional[str] = None, timeout: datetime.timedelta = datetime.timedelta(minutes=30)
 ) -> Callable[[_Function], _Function]:
-    """Makes a function one that is called in each round of the job, with torch.distributed's default group initialized, and ends it after.
+    """Decorates a function so that it is called in each round of the job. torch.distributed's default group is initialized before each call, and
+    destroyed after it.
 
-    backend: as for init_process_group; by default Gloo for tensors on CPUs, NCCL for those on GPUs. It has one for CPUs in any case, over which
-    the state travels. timeout: of its collectives.
-    Under ddprun --recover=rank the function is called again after a rank is lost; everything that it made for the group before (a
-    DistributedDataParallel, a subgroup) must be its own and be made anew.
+    backend: as for init_process_group; by default Gloo for tensors on CPUs, NCCL for those on GPUs. The group always has a backend for CPU
+    tensors, too, over which the state is sent. timeout: that of the group's collectives.
+    Under ddprun --recover=rank the function is called again after a rank is lost. Everything that it creates for the group (a
+    DistributedDataParallel, a subgroup) must stay inside it and be created again in each call.
 
-    Raises RuntimeError if a process group is initialized before, or for a second call while the first runs.
+    Raises RuntimeError if a process group is already initialized, or on a second call while the first is still running.
     """
     if not isinstance(state, State):
         raise TypeError("elastic.run: expected a State: @elastic.run(state)")
@@ -465,14 +470,14 @@ def run(
         @functools.wraps(function)
         def rounds_of(*arguments: Any, **keywords: Any) -> Any:
             if state._rounds is not None:
-                raise RuntimeError("elastic: a second run() of this State while the first one runs")
+                raise RuntimeError("elastic: run() was called again for this State while the first call is still running")
             if dist.is_initialized():
                 raise RuntimeError("elastic: torch.distributed is initialized already: remove your call of init_process_group, "
-                                   "elastic.run() makes it in each round")
+                                   "because elastic.run() makes one in each round")
             frozen, rounds = gc.get_freeze_count() > 0, None
             if not frozen:
                 gc.collect()  # or garbage would be kept, too
-                gc.freeze()  # what is imported and made: to look through it takes 0.1 s when a rank is lost
+                gc.freeze()  # imports and objects: looking through them takes 0.1 s when a rank is lost
             try:
                 _stand_by()
                 state._rounds = rounds = _Rounds(_backend_of(backend), timeout)
@@ -484,7 +489,7 @@ def run(
                     except Exception as error:
                         if not rounds.next():
                             raise
-                        traceback.clear_frames(error.__traceback__)  # or what they made for the group would live on
+                        traceback.clear_frames(error.__traceback__)  # or what the frames made for the group would live on
                         if state._shards is not None:
                             state._shards.leave()
                     gc.collect()
@@ -504,7 +509,8 @@ def run(
 
 
 def _mark_kept() -> None:
-    """What the program has kept of the round before says so where it is used: it would wait for a group that is gone, or fail there."""
+    """Makes what the program has kept from the round before raise an error when it is used: otherwise it would wait for a group that is gone, or
+    fail there."""
     for one in gc.get_objects():
         if issubclass(type(one), torch.nn.parallel.DistributedDataParallel) and not vars(one).get("_ddprun_kept"):
             vars(one)["_ddprun_kept"] = True
@@ -513,12 +519,13 @@ def _mark_kept() -> None:
 
 
 def _refuse(*_: Any) -> None:
-    raise RuntimeError("elastic: this DistributedDataParallel is of a round that is over: make it anew in the function that elastic.run() calls")
+    raise RuntimeError("elastic: this DistributedDataParallel belongs to a round that is over: create it again in the function that elastic.run() "
+                       "calls")
 
 
 class _Memory:
-    """The newest state in a file without a name that ddprun holds and that outlives this process (DDPRUN_STATE_FD), laid out as `worker`'s: two
-    slots, of which the older one stays whole while the newer is written; head and state follow at the offset."""
+    """The newest state, in an unnamed file that ddprun holds and that outlives this process (DDPRUN_STATE_FD). Its layout is that of `worker`: two
+    slots, so that the older state stays intact while the newer one is written. A slot has the offset of its head and state."""
 
     _SLOT = struct.Struct("<6Qi4x")  # magic, sequence, offset, sizes of head and state, checksum, index
     _MAGIC = 0x31534E5552504444  # "DDPRUNS1"
@@ -529,7 +536,7 @@ class _Memory:
         self._warned = False
 
     def newest(self, beyond: int) -> Optional[bytes]:
-        """The newest whole state of more commits than these."""
+        """The newest complete state with more commits than this."""
         for slot in self._slots(self._fd()):
             content = self._content(slot)
             if content is not None and content[0].get("commits", 0) > beyond:
@@ -593,7 +600,7 @@ class _Memory:
             _write_all(descriptor, slot, index * self._SLOT.size)
         except Exception as error:  # out of memory, or a value that cannot be pickled
             self._warned = True
-            print(f"elastic: the state no longer goes to ddprun's memory: {error}", file=sys.stderr, flush=True)
+            print(f"elastic: the state is no longer copied to ddprun's memory: {error}", file=sys.stderr, flush=True)
 
 
 def _write_all(descriptor: int, content: bytes, offset: int) -> None:
@@ -606,7 +613,7 @@ def _write_all(descriptor: int, content: bytes, offset: int) -> None:
 class _Rounds:
     """This rank's rounds: docs/recovery.md, "The protocol"."""
 
-    _calls = 0  # of decorated functions, under --recover=rank
+    _calls = 0  # calls of decorated functions under --recover=rank
 
     def __init__(self, backend: str, timeout: datetime.timedelta) -> None:
         self._backend, self._timeout = backend, timeout
@@ -625,7 +632,7 @@ class _Rounds:
         del os.environ["DDPRUN_ROUND_FD"]  # it ends with this call
         os.set_inheritable(self._socket.fileno(), False)
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or NCCL's watchdog aborts collectives first, and ends the process
-        if "TORCH_NCCL_DUMP_ON_TIMEOUT" not in os.environ:  # or it dumps its flight recorder, and sleeps 60 s for that
+        if "TORCH_NCCL_DUMP_ON_TIMEOUT" not in os.environ:  # or the watchdog dumps its flight recorder, and sleeps 60 s for that
             os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
             os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
         self._wake, self._waker = socket.socketpair()
@@ -633,7 +640,7 @@ class _Rounds:
 
     def announce(self, state: State) -> None:
         """Tells ddprun whether this rank can go on when another one is lost."""
-        why_not = "this is a second call, and a new process begins with the first. Do all in one call" if _Rounds._calls == 2 else ""
+        why_not = "this is a second call, and a new process begins with the first. Do everything in one call" if _Rounds._calls == 2 else ""
         if self._socket is not None:
             why_not = state._why_not()
         if why_not and not self._warned and os.environ.get("RANK") == "0":
@@ -651,12 +658,12 @@ class _Rounds:
         self._connect()
         state._agree()
         result = function(*arguments, **keywords)
-        dist.barrier()  # whoever is lost until here still needs this rank
+        dist.barrier()  # a rank that is lost before this still needs this one
         self._say(False)
         return result
 
     def next(self) -> bool:
-        """After an exception: whether it came from the loss of a rank. If so, the next round begins."""
+        """After an exception: whether the loss of a rank has caused it. If so, the next round begins."""
         if self._socket is None:
             return False
         patience = 3.0 if int(os.environ.get("GROUP_WORLD_SIZE") or 1) > 1 else 0.5
@@ -718,16 +725,16 @@ class _Rounds:
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
 
     def _until(self, there: Callable[[], bool]) -> None:
-        """Waits for the other ranks of the round: others may be lost meanwhile, or take minutes to start."""
+        """Waits for the other ranks of the round. Some may take minutes to start, and others may be lost meanwhile."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         while not there():
             self.check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"elastic: not all ranks have come to round {self._round} within {self._timeout}")
+                raise TimeoutError(f"elastic: not all ranks reached round {self._round} within {self._timeout}")
             time.sleep(_LOOK_EVERY)
 
     def _leave(self) -> None:
-        _shut_down(_connections(_groups(), self._timeout))  # or a group waits for what a silent host owes it
+        _shut_down(_connections(_groups(), self._timeout))  # or a group would wait for data from a silent host
         if dist.is_initialized():
             for leave in (getattr(dist.distributed_c10d, "_abort_process_group", None), dist.destroy_process_group):
                 with contextlib.suppress(Exception):
@@ -780,7 +787,7 @@ class _Rounds:
                 return
             self._abort_at = now + 1
             late = now > self._leave_until
-            groups = _groups()  # here, or they might be those of the next round
+            groups = _groups()  # under the lock: later, these might be the groups of the next round
             connections = _connections(groups, self._timeout)
         _shut_down(connections)
         _abort(groups)
@@ -795,26 +802,26 @@ def _groups() -> List[Any]:
 
 
 def _connections(groups: List[Any], timeout: datetime.timedelta) -> List[int]:
-    """The groups' connections over Gloo, which does not expose them: it alone gives sockets a group's timeout, for receiving and for sending."""
+    """The groups' connections over Gloo. Gloo does not expose them, but only its sockets have a group's timeout for both receiving and sending."""
     timeouts = {timeout.total_seconds()} if groups else set()
     for group in groups:
-        with contextlib.suppress(Exception):  # it has no Gloo
+        with contextlib.suppress(Exception):  # this group has no Gloo
             gloo = group._get_backend(torch.device("cpu"))
             timeouts.add(getattr(gloo, "wrapped_pg", gloo).options._timeout.total_seconds())
     timeouts.discard(0.0)
 
     def is_connection(descriptor: int) -> bool:
         limits = [_limit(descriptor, option) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
-        return limits[0] == limits[1] and any(-1e-5 < limits[0] - seconds < 0.011 for seconds in timeouts)  # or up to a tick more
+        return limits[0] == limits[1] and any(-1e-5 < limits[0] - seconds < 0.011 for seconds in timeouts)  # or up to one tick more
 
     found: List[int] = []
-    with contextlib.suppress(OSError):  # no descriptor is left to look with
+    with contextlib.suppress(OSError):  # no descriptor is free to list the folder with
         for name in os.listdir("/proc/self/fd") if timeouts else ():
-            with contextlib.suppress(OSError):  # it is closed meanwhile
-                if not is_connection(int(name)):  # before there is a copy of it, whose end would end a file's locks
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if not is_connection(int(name)):  # asked before it is copied: closing a copy would release a file's locks
                     continue
                 held = os.dup(int(name))
-                if is_connection(held):  # it may be another by now
+                if is_connection(held):  # the number may have a new meaning by now
                     found.append(held)
                 else:
                     os.close(held)
@@ -822,16 +829,16 @@ def _connections(groups: List[Any], timeout: datetime.timedelta) -> List[int]:
 
 
 def _limit(descriptor: int, option: int) -> float:
-    """A socket's timeout in seconds; 0: it has none, or is none. Python's socket objects may change a descriptor that they are made of."""
+    """A socket's timeout in seconds; 0: none, or not a socket. A Python socket object may change the descriptor that it is created from."""
     limit, size = (ctypes.c_long * 2)(), ctypes.c_uint(ctypes.sizeof(ctypes.c_long) * 2)
     ctypes.CDLL(None).getsockopt(descriptor, socket.SOL_SOCKET, option, limit, ctypes.byref(size))
     return limit[0] + limit[1] / 1e6
 
 
 def _shut_down(connections: List[int]) -> None:
-    """Wakes whoever waits for them. Gloo's own abort() wakes nobody: a host that is silent closes nothing, and its peers would wait until the timeout."""
+    """Wakes whoever waits for the connections. Gloo's abort() does not: a silent host closes nothing, and its peers would wait until the timeout."""
     for held in connections:
-        ctypes.CDLL(None).shutdown(held, socket.SHUT_RD)  # Gloo closes it then; for sending, it might die of SIGPIPE
+        ctypes.CDLL(None).shutdown(held, socket.SHUT_RD)  # then Gloo closes it; SHUT_WR could end the process by SIGPIPE
         os.close(held)
 
 
@@ -839,23 +846,23 @@ def _abort(groups: List[Any]) -> None:
     nccl: Any = None
     with contextlib.suppress(Exception):  # there is none
         nccl = groups[0]._get_backend(torch.device("cuda"))
-    together = hasattr(nccl, "_group_start")  # or a communicator waits for another one's kernels
+    together = hasattr(nccl, "_group_start")  # or a communicator would wait for another one's kernels
     if together:
         nccl._group_start()
     for group in groups:
-        with contextlib.suppress(Exception):  # old versions have none for Gloo
+        with contextlib.suppress(Exception):  # old versions have no abort() for Gloo
             group.abort()
     if together:
         nccl._group_end()
 
 
 def _runs_ahead(device: Optional[torch.device]) -> bool:
-    """Whether the CPU does not wait for what it begins on the device; None: on any here."""
+    """Whether the CPU continues without waiting for what it starts on the device. None: on any device of this host."""
     return torch.cuda.is_available() if device is None else device.type not in ("cpu", "meta")
 
 
 def _wait_for(device: torch.device) -> bool:
-    """Until all that was begun on the device is done. False: that becomes a part of a CUDA graph instead."""
+    """Waits until everything that was started on the device is done. False: it did not, because a CUDA graph is being captured."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
     torch.accelerator.synchronize(device)
@@ -894,7 +901,7 @@ def _digest(described: Dict[str, Any]) -> str:
 
 
 def _difference(theirs: Dict[str, Any], first: Dict[str, Any]) -> str:
-    """The first entry that is not the same, in words."""
+    """The first entry that differs, in words."""
     for name in {**first, **theirs}:
         one, other = theirs.get(name), first.get(name)
         if one == other:
@@ -902,7 +909,7 @@ def _difference(theirs: Dict[str, Any], first: Dict[str, Any]) -> str:
         if isinstance(one, bytes) or isinstance(other, bytes):
             try:
                 one, other = (pickle.loads(value or b"") for value in (one, other))
-                if one == other or getattr(type(one), "__eq__") is object.__eq__:  # a set has any order; or it cannot be told
+                if one == other or getattr(type(one), "__eq__") is object.__eq__:  # the order in a set does not matter; or it cannot be told
                     continue
             except Exception:  # nor can it here: arrays, and what a rank could not send
                 continue
@@ -928,7 +935,7 @@ def _without_params(group: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class _Later:
-    """A batch sampler without its first batches, which draws each one with random numbers of its own, however far ahead workers load."""
+    """A batch sampler that skips its first batches. Each batch is drawn with its own random numbers, however far ahead the loader's workers are."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -958,7 +965,7 @@ def _drawn(batches: Any, seed: int, epoch: int) -> Iterator[Any]:
 
 
 def _without_first(loader: Any, first: int, seed: int, epoch: int) -> Iterator[Any]:
-    around = type(loader).__name__ == "DataLoaderShard"  # Accelerate's, which is no DataLoader though isinstance() says so
+    around = type(loader).__name__ == "DataLoaderShard"  # Accelerate's, which is not a DataLoader, although isinstance() says so
     inner = loader.base_dataloader if around else loader
     torch_data = torch.utils.data
     draws = issubclass(type(inner), torch_data.DataLoader) and inner.batch_sampler is not None
@@ -979,7 +986,7 @@ def _without_first(loader: Any, first: int, seed: int, epoch: int) -> Iterator[A
 
 
 class _Tensor:
-    """Stands for a tensor that travels by itself."""
+    """Stands for a tensor that is sent separately."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
@@ -989,7 +996,7 @@ class _Tensor:
 
 
 def _mapped(value: Any, of: Any, function: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples, with function(x) for each x of a type."""
+    """A copy of nested dicts, lists and tuples, with function(x) in place of each x of the given type."""
     if isinstance(value, of):
         return function(value)
     if isinstance(value, dict):
@@ -1007,7 +1014,7 @@ def _on_cpu(payload: Dict[str, Any]) -> Any:
 
 
 def _broadcast(payload: Any, source: int) -> Any:
-    """The source's nested value on every rank: what is no tensor pickled, and tensors as tensors on the CPU, many in one piece."""
+    """The source's nested value, on every rank. Tensors are sent as tensors on the CPU, many in one piece, and everything else is pickled."""
     tensors: List[torch.Tensor] = []
 
     def taken_out(tensor: torch.Tensor) -> _Tensor:
@@ -1052,7 +1059,7 @@ def _buckets(tensors: List[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
 
 
 def _socket_fd(variable: str) -> Optional[int]:
-    """The descriptor in a variable, if it is a socket: the variable may be left over from elsewhere."""
+    """The descriptor that a variable names, if it is a socket. The variable may be left over from elsewhere."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = int(os.environ.get(variable, "-1"))
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -1072,7 +1079,7 @@ def _socket_of(variable: str, kind: int) -> Optional[socket.socket]:
 
 
 def _receive(sender: Any, wait: bool) -> Tuple[Optional[str], List[int]]:
-    """The next packet's text and descriptors. None: there is none; empty: the sender is gone."""
+    """The next packet's text and descriptors. If the text is None, there is no packet; if it is empty, the sender is gone."""
     descriptors = array.array("i")
     try:
         data, control, _, _ = sender.recvmsg(1 << 16, socket.CMSG_SPACE(16 * descriptors.itemsize), 0 if wait else socket.MSG_DONTWAIT)
@@ -1096,7 +1103,7 @@ def _listens(address: str, port: int) -> bool:
 
 
 def _stand_by() -> None:
-    """In a process of ddprun --standby: waits until it is needed, and becomes the rank that it then is."""
+    """In a standby process (ddprun --standby): waits until it is needed, and then becomes the rank that it replaces."""
     order = _socket_of("DDPRUN_STANDBY_FD", socket.SOCK_SEQPACKET)
     if order is None:
         return

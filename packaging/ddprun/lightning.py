@@ -1,4 +1,4 @@
-"""Lightning's Trainer in a function that ddprun.elastic runs: each round's trainer goes on after the last step.
+"""Lightning's Trainer in a function that ddprun.elastic runs: each round creates a Trainer, which continues after the last step.
 
 >>> state = elastic.State(model=module, optimizer=optimizer, schedule=schedule, loops=None, epoch=0, batch=0)
 >>> @elastic.run(state)
@@ -7,7 +7,7 @@
 ...     trainer = Trainer(strategy="ddp", devices=2, max_epochs=epochs, callbacks=[steps])
 ...     trainer.fit(module, steps)
 
-The module's configure_optimizers() returns the optimizer and the schedule that the State has.
+The module's configure_optimizers() returns the State's optimizer and schedule.
 """
 from typing import TYPE_CHECKING, Any, Iterator, List, Tuple
 
@@ -25,9 +25,9 @@ __all__ = ["Steps"]
 
 
 class Steps(Callback):
-    """Both what a Trainer takes its batches from and the first of its callbacks: gives those that are not done, and says when one is.
+    """Serves as both a Trainer's loader and its first callback: yields the batches that are not done, and reports when one is.
 
-    state: with loops=None, epoch=0 and batch=0. loader: with a sampler for this rank; Lightning gives it none.
+    state: has loops=None, epoch=0 and batch=0. loader: has a sampler for this rank, because Lightning does not give it one.
     """
 
     def __init__(self, state: elastic.State, loader: Any) -> None:
@@ -41,7 +41,7 @@ class Steps(Callback):
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._state.batch == len(self):  # Lightning takes no more of an epoch than its length
+        if self._state.batch == len(self):  # Lightning takes only as many batches of an epoch as its length
             self._state.epoch, self._state.batch = self._state.epoch + 1, 0
         return iter(self._state.batches(self._loader))
 
@@ -51,15 +51,15 @@ class Steps(Callback):
             trainer.fit_loop.load_state_dict(self._state.loops)
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # that epoch is over, but Lightning would take the next one for it
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # that epoch is over, but Lightning would mistake the next one for it
             trainer.fit_loop.reset_restart_stage()
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         self._modes = [(part, part.training) for part in module.modules()]
-        if trainer.global_step > self._state.commits:  # or gradients are accumulated
+        if trainer.global_step > self._state.commits:  # otherwise gradients are being accumulated
             self._state.loops = trainer.fit_loop.state_dict()
             self._state.commit()
 
     def on_exception(self, *_: Any) -> None:
-        for part, training in self._modes:  # the next trainer leaves what a validation has switched
+        for part, training in self._modes:  # the next trainer does not undo what a validation has switched
             part.training = training

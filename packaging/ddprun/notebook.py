@@ -1,8 +1,8 @@
 """%load_ext ddprun: the cell magic %%ddprun, which runs a cell as a job.
 
-The job is a ddprun with a session of its own, which ends when the kernel does. It writes to a terminal of ours, so lines have their ranks, and
-progress bars move. With --preload the next job starts ahead of its cell: the last of the modules that it imports is a file of ours, which waits
-until the cell is there.
+The job is a ddprun with its own session, which ends when the kernel does. It writes to a terminal that this module opens, so lines are prefixed
+with their ranks, and progress bars move. With --preload, the next job starts ahead of its cell: the last module that it imports is a file that this
+module writes, which waits until the cell is there.
 """
 import argparse
 import codecs
@@ -25,7 +25,7 @@ import time
 import tty
 from typing import Any, Dict, Iterator, List, Match, Optional, Tuple
 
-# Becomes the ddprun of this package. It gets SIGTERM when the thread of the kernel that has started it ends.
+# Becomes the ddprun of this package, which gets SIGTERM when the kernel's thread that has started it ends.
 _DDPRUN = """
 import sys
 sys.path = [place for place in sys.path if place]  # the notebook's folder may have a signal.py
@@ -42,15 +42,15 @@ import fcntl
 with open(__file__) as file:
     fcntl.flock(file, fcntl.LOCK_SH)
 """
-_NO_CELL = "raise SystemExit('ddprun: the process with the modules was lost as the cell began: run it again')\n"
+_NO_CELL = "raise SystemExit('ddprun: the process with the modules was lost as the cell began: run the cell again')\n"
 
-# These count, listen or write as soon as ddprun has started, so a job that has one cannot start ahead of its cell.
+# These flags start a clock, listen or write as soon as ddprun starts, so a job with one of them cannot start ahead of its cell.
 _NOT_AHEAD = ("config", "events-json", "hang-timeout", "log-dir", "metrics-port", "result-json", "timeout")
 
 _FOLDER = "ddprun_cell_"
 _FLUSH_WITHIN = 0.05  # seconds
 
-_Settings = Tuple[List[str], Dict[str, str], str]  # of a job when it starts: flags, environment and folder
+_Settings = Tuple[List[str], Dict[str, str], str]  # flags, environment and folder of a job when it starts
 
 
 class JobFailed(Exception):
@@ -60,16 +60,16 @@ class JobFailed(Exception):
         super().__init__(f"the job ended with exit code {code}")
         self.code = code
 
-    def _render_traceback_(self) -> List[str]:  # for IPython: all frames would be our own
+    def _render_traceback_(self) -> List[str]:  # for IPython, because all frames would be this module's
         return [f"JobFailed: {self}"]
 
 
 class _Screen:
-    """Makes of what ddprun writes to a terminal what a notebook can show: it has a carriage return, but cannot clear a line."""
+    """Turns what ddprun writes to a terminal into what a notebook can show, which has carriage return but cannot clear a line."""
 
     def __init__(self) -> None:
-        self._rest = ""  # of a sequence that is not complete
-        self._drawn = 0  # characters of the unfinished line, which is below all others
+        self._rest = ""  # the beginning of an incomplete sequence
+        self._drawn = 0  # how many characters the unfinished line, below all others, has
 
     def shown(self, text: str, at_end: bool) -> str:
         text, self._rest = self._rest + text, ""
@@ -80,14 +80,14 @@ class _Screen:
 
     def _redrawn(self, match: Match[str]) -> str:
         if match[1] is None and not self._drawn:
-            return match[0]  # a program's own
+            return match[0]  # the program's own sequence
         cleared = "\r" + " " * self._drawn + "\r" if self._drawn else ""
         self._drawn = len(match[1] or "")
         return cleared + (match[1] or "")
 
 
 class _Job:
-    """A ddprun whose program may come later. Its folder is locked as long as a process of it, or the kernel, lives."""
+    """A ddprun whose program may come later. Its folder is locked as long as the kernel or one of the job's processes lives."""
 
     def __init__(self, settings: _Settings, cell: Optional[str] = None) -> None:
         self.settings = settings
@@ -122,13 +122,13 @@ class _Job:
         return self._process.poll() is None
 
     def run(self, cell: str) -> int:
-        """Shows the output as it comes. An interrupt ends the job, a second one at once. Returns the exit code."""
+        """Shows the output as it comes, and returns the exit code. An interrupt ends the job; a second one ends it at once."""
         complete = self._program.with_name("complete.py")
         complete.write_text(cell, encoding="utf-8")
         complete.replace(self._program)
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         screen, decoder = _Screen(), codecs.getincrementaldecoder("utf-8")("replace")
-        ended, flush_at = False, None  # each flush is a message to the browser, of which Jupyter lets through 1000/s
+        ended, flush_at = False, None  # each flush is a message to the browser; Jupyter lets 1000 per second through
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
         while not ended:
@@ -154,8 +154,8 @@ class _Job:
             return b""
 
     def end(self) -> None:
-        """Ends it if it runs."""
-        os.close(self._output)  # first, so that ddprun does not wait until its last lines are read
+        """Ends it if it is running."""
+        os.close(self._output)  # first, so that ddprun does not wait for somebody to read its last lines
         self._process.terminate()
         self._process.wait()
         self._lock.close()
@@ -166,11 +166,11 @@ class _Job:
 def _remove_left() -> None:
     """Removes the folders of jobs whose kernel was killed, once no process of the job lives."""
     for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):  # another user's, or locked
+        with contextlib.suppress(OSError):  # another user's folder, or a locked one
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.geteuid() and (folder / "cell.py").exists():  # written once it is locked
+                if os.fstat(lock).st_uid == os.geteuid() and (folder / "cell.py").exists():  # cell.py is written once the folder is locked
                     shutil.rmtree(folder)
             finally:
                 os.close(lock)
@@ -178,7 +178,7 @@ def _remove_left() -> None:
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Else an interrupt could leave a job that nobody knows."""
+    """Delays interrupts, which could otherwise leave behind a job that nobody knows about."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -204,12 +204,12 @@ def _can_start_ahead(settings: _Settings) -> bool:
     typed = [flag.lstrip("-").partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("-")]
     given = {name.partition("_")[2].lower().replace("_", "-") for name in environment if name.startswith(("DDPRUN_", "PET_"))}
     abbreviated = any(name.startswith(flag) for name in _NOT_AHEAD for flag in typed)
-    if "," in tempfile.gettempdir():  # it is in a list of --preload
+    if "," in tempfile.gettempdir():  # the folder's name becomes part of a list in --preload
         return False
     return _preload(settings) is not None and not abbreviated and not given.intersection(_NOT_AHEAD)
 
 
-_ahead: Optional[_Job] = None  # the next run of a cell that has the same settings
+_ahead: Optional[_Job] = None  # the next run of a cell with the same settings
 
 
 def _end_ahead() -> None:

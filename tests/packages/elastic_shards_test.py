@@ -84,7 +84,7 @@ class ShardsWithCopies(unittest.TestCase):
                              KIND=kind, KILLS=kills, EXACT=str(int(exact)))
         self.assertEqual(0, code, err)
         self.assertEqual(len(kills.split()), err.count("replacing only this rank"), err)
-        self.assertEqual(len(kills.split()), err.count("of which every shard is known"), err)
+        self.assertEqual(len(kills.split()), err.count("for which every shard is known"), err)
         lines = sorted(line for line in out.splitlines() if line.startswith("rank "))
         self.assertEqual(ranks, len(lines), out)
         return lines

@@ -243,7 +243,7 @@ class ChangedShape(unittest.TestCase):
     def test_nothing_is_taken_of_a_state_in_memory_that_has_another_shape(self):
         code, out, err = run(OTHER_SHAPE, "--nproc-per-node=2", "--recover=rank", "--max-restarts=3", "--preload=torch")
         self.assertEqual(0, code, err)
-        self.assertIn("elastic: cannot use the state in ddprun's memory: another state: model.1.weight: (4, 2), not (5, 2)\n", err)
+        self.assertIn("elastic: cannot use the state in ddprun's memory: a different state: model.1.weight: (4, 2), not (5, 2)\n", err)
         self.assertEqual(["rank 0 is fresh: True", "rank 1 is fresh: True"], sorted(out.splitlines()), err)
 
 
@@ -529,7 +529,7 @@ def train():
     if os.environ["DDPRUN_ROUND"] == "0" and rank == 1: os.kill(os.getpid(), 9)
     for _ in range(3): kept[0](torch.ones(2, 3)).sum().backward()
 train()
-""", "elastic: this DistributedDataParallel is of a round that is over: make it anew in the function", "--recover=rank", "--max-restarts=1", "--preload=torch")
+""", "elastic: this DistributedDataParallel belongs to a round that is over: create it again in the function", "--recover=rank", "--max-restarts=1", "--preload=torch")
 
     def test_a_group_of_the_programs_own(self):
         self.refused("dist.init_process_group('gloo')\nelastic.run(elastic.State(model=net))(lambda: None)()",
@@ -542,7 +542,7 @@ train()
         self.refused("""
 state = elastic.State(model=net)
 elastic.run(state)(lambda: elastic.run(state)(lambda: None)())()
-""", "elastic: a second run() of this State while the first one runs")
+""", "elastic: run() was called again for this State while the first call is still running")
 
     def test_a_wrapped_module_or_a_name_of_its_own(self):
         self.refused("""
@@ -615,11 +615,11 @@ train()
 """, "elastic: if a rank is lost, all start again from your checkpoint: model is on an HSDP or TP mesh", "--recover=rank", "--max-restarts=1")
 
     def test_shards_are_given_to_restore(self):
-        self.refused("elastic.State(model=net, replicate=True)", "elastic.State: replicate=True goes without model")
+        self.refused("elastic.State(model=net, replicate=True)", "elastic.State: replicate=True cannot be used with model")
         self.refused("elastic.run(elastic.State())(elastic.State().restore)()", "restore() needs State(..., replicate=True)")
         self.refused("state = elastic.State(replicate=True)\nelastic.run(state)(state.commit)()", "elastic: commit() before restore()")
         self.refused("state = elastic.State(replicate=True)\nelastic.run(state)(lambda: state.restore(optimizer=optimizer))()",
-                     "optimizer has parameters that are of none of the modules given to restore()")
+                     "optimizer has parameters that do not belong to any of the modules given to restore()")
 
 
 class Alone(unittest.TestCase):
