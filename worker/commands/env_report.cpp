@@ -149,8 +149,8 @@ void compare(std::vector<RankRow>& ranks) {
     const auto& name = rank.cells[0];
     const auto [place, is_new] = place_of.emplace(std::pair(rank.cells[1], rank.cells[2]), name);
     if (!is_new)
-      rank.problems.push_back("LOCAL_RANK: expected another for each rank of a host, got " + rank.cells[2] +
-                              " on " + rank.cells[1] + " for rank " + place->second + " too");
+      rank.problems.push_back("LOCAL_RANK: expected a different one for each rank of a host, got " +
+                              rank.cells[2] + " on " + rank.cells[1] + " for rank " + place->second + " too");
     if (rank.cells.back() != ranks[0].cells.back())
       rank.problems.push_back("torch: expected " + ranks[0].cells.back() + " as on rank 0, got " +
                               rank.cells.back());

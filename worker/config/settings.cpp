@@ -191,7 +191,7 @@ Settings model_settings(Config& config) {
           .such_as("0.5")
           .only({"mnist"}),
       choice("loss", model.loss, {"mse", "cross_entropy"},
-             "loss function; cross_entropy is the tutorial's, which learns nothing here")
+             "loss function; cross_entropy is the tutorial's, with which the model learns nothing here")
           .only({"toy"}),
       choice("loss", model.loss, {"dice", "dice_focal", "dice_bce"},
              "loss function; SAM was trained with dice_focal: Dice + 20 x focal")

@@ -36,7 +36,7 @@ void check_writable(const std::filesystem::path& file, const std::filesystem::pa
   if (::access(folder.c_str(), W_OK | X_OK) != 0) throw IoError(file, "cannot be written", errno);
   std::error_code missing;
   if (std::filesystem::equivalent(file, picture, missing))
-    throw IoError(file, "is the picture itself, expected another file to write");
+    throw IoError(file, "is the picture itself, expected a different output file");
 }
 
 SamProcessor processor_of(const SamImpl& model) {

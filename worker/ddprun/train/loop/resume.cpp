@@ -110,7 +110,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
              (folder->replaced().empty()
                   ? ""
-                  : "; the run that --overwrite replaced before is in " + folder->replaced().string()));
+                  : "; the run that --overwrite replaced earlier is in " + folder->replaced().string()));
   folder->begin(names, options.overwrite);
   run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
@@ -144,8 +144,8 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
   const auto path = fs::weakly_canonical(folder);
   const std::lock_guard guard(mutex);
   if (!busy.insert(path).second)
-    throw UsageError("--out: this program trains in " + folder.string() +
-                     " already; expected another folder");
+    throw UsageError("--out: this program is already training in " + folder.string() +
+                     "; expected another folder");
   return {nullptr, [path](void*) {
             const std::lock_guard end(mutex);
             busy.erase(path);
