@@ -147,7 +147,7 @@ int run_export_command(int argc, char** argv) {
   flags->checkpoint = checkpoint_of(flags->checkpoint);
   if (std::error_code none; std::filesystem::equivalent(flags->checkpoint, flags->out, none))
     throw UsageError(
-        "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +
+        "export: expected OUT to be a file other than CHECKPOINT, which it would replace, got '" +
         flags->out.string() + "'");
   check_not_of_a_run(flags->out, "export: expected OUT");
   const auto model = read_checkpoint(*flags);

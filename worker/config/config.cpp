@@ -233,9 +233,8 @@ void validate(const Config& config) {
   refuse(!config.sam.points.empty() && config.sam.points_per_image > 0, "--points", "--points-per-image");
   refuse(!config.sam.points.empty() && config.sam.prompts_per_image > 0, "--points", "--prompts-per-image");
   if (config.sam.prompts_per_image * config.sam.points_per_image > 1024)
-    throw UsageError(
-        formatted("--prompts-per-image: expected at most 1024 points of an image in all, got %ld",
-                  config.sam.prompts_per_image * config.sam.points_per_image));
+    throw UsageError(formatted("--prompts-per-image: expected at most 1024 points per image in all, got %ld",
+                               config.sam.prompts_per_image * config.sam.points_per_image));
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
     throw UsageError(

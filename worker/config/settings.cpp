@@ -29,7 +29,7 @@ Setting t_max(std::int64_t& target) {
   };
   Setting setting = settings::parsed(
       "t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
-      "--lr-schedule=cosine: epochs or steps until the lowest rate; epochs: all of the run's");
+      "--lr-schedule=cosine: epochs or steps until the lowest rate; 'epochs': as many as the run has");
   setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
   setting.get = [&target]() -> std::optional<Value> {
@@ -182,7 +182,7 @@ Settings model_settings(Config& config) {
            "start from these weights: .pt (ours or a Python state_dict), .safetensors, or a run's folder")
           .such_as("runs/first")
           .type("FILE|RUN"),
-      path("eval", model.eval, "do not train: evaluate these weights, which --init-weights would take")
+      path("eval", model.eval, "do not train: evaluate these weights; takes what --init-weights takes")
           .such_as("runs/first")
           .type("FILE|RUN")
           .of_this_run(),
@@ -257,7 +257,7 @@ Settings optim_settings(Config& config) {
       number("bias-weight-decay", optim.grouping.bias_weight_decay, from_zero(),
              "weight decay of biases (default: that of the other weights)")
           .such_as("0.0"),
-      number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0, 1 at most"},
+      number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0 and at most 1"},
              "each layer learns this much slower than the next"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
                    "linear: multiply the learning rate by the number of ranks"),
@@ -273,11 +273,11 @@ Settings optim_settings(Config& config) {
       t_max(optim.t_max),
       integer("step-size", optim.step_size, 1, kMaxInt,
               "--lr-schedule=step: epochs or steps between two changes"),
-      number("gamma", optim.gamma, {0, 1, true, "a number above 0, 1 at most"},
+      number("gamma", optim.gamma, {0, 1, true, "a number above 0 and at most 1"},
              "--lr-schedule=step or plateau: multiply the learning rate by this"),
       integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
               "--lr-schedule=plateau: epochs without improvement of --monitor before the rate falls"),
-      number("pct-start", optim.pct_start, {0, 1, true, "a fraction above 0, 1 at most"},
+      number("pct-start", optim.pct_start, {0, 1, true, "a fraction above 0 and at most 1"},
              "--lr-schedule=one-cycle: fraction of the run in which the learning rate rises"),
       choice<bool>("anneal-strategy", optim.linear, {{"cos", false}, {"linear", true}},
                    "--lr-schedule=one-cycle: how the learning rate rises and falls"),
@@ -336,15 +336,16 @@ Settings checkpoint_settings(Config& config) {
           .such_as("100"),
       integer(
           "memory-checkpoint-every", checkpoint.memory_every_steps, 1, kMaxInt,
-          "under ddprun --recover=rank keep the state in ddprun's memory every N steps (default: as often as "
-          "costs at most 1 %)")
+          "under ddprun --recover=rank, keep the state in ddprun's memory every N steps (default: as often "
+          "as costs at most 1 %)")
           .such_as("10")
           .of_this_run(),
       boolean("replicate-shards", checkpoint.replicate_shards,
-              "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
+              "under ddprun --recover=rank, keep a copy of each rank's part of the state on another node")
           .of_this_run(),
-      boolean("recover-on-gpu", config.recover_on_gpu,
-              "under ddprun --recover=rank replace lost ranks on GPUs too (tested with two ranks on one GPU)")
+      boolean(
+          "recover-on-gpu", config.recover_on_gpu,
+          "under ddprun --recover=rank, replace lost ranks on GPUs too (tested with two ranks on one GPU)")
           .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 1, N + 1, 2N + 1, ... and the last one"),

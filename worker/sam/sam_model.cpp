@@ -224,7 +224,7 @@ Sam read_sam(const std::filesystem::path& path) {
   if (!fs::exists(config, unknown))
     throw IoError(config,
                   "does not exist, expected it beside " + weights.filename().string() +
-                      "; of a run, give its folder, or one that `worker export CHECKPOINT FOLDER` writes");
+                      "; for a run, give its folder, or one that `worker export CHECKPOINT FOLDER` writes");
   check_processor(config.parent_path());
   Sam model(read_sam_config(config));
   load_sam_weights(*model, train::read_weights(weights), weights);

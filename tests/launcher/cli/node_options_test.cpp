@@ -391,7 +391,7 @@ TEST_CASE("a token that cannot be one is refused", "[node_options]") {
   };
   CHECK_THAT(message(TokenFile(" \n")), ContainsSubstring("--token-file: expected a token, got nothing but"));
   CHECK_THAT(message(TokenFile("")), ContainsSubstring("got nothing but white space in '"));
-  CHECK_THAT(message(TokenFile(std::string(4097, 'x'))), ContainsSubstring("larger than the 4096 bytes"));
+  CHECK_THAT(message(TokenFile(std::string(4097, 'x'))), ContainsSubstring("larger than 4096 bytes"));
   for (const int mode : {0640, 0604, 0610, 0602})
     CHECK_THAT(message(TokenFile("secret", std::filesystem::perms(mode))),
                ContainsSubstring("--token-file: expected a file that only its owner can use, got mode 06") &&

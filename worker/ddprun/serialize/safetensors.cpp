@@ -47,7 +47,7 @@ class SafetensorsFile {
     throw IoError(path_, "damaged, expected a .safetensors file: " + message);
   }
   void read(std::uint64_t offset, void* bytes, std::uint64_t count) const {
-    if (read_at(fd_, offset, bytes, count, path_) != count) fail("ends before its time");
+    if (read_at(fd_, offset, bytes, count, path_) != count) fail("ends too early");
   }
   std::uint64_t header_size() const {
     std::uint64_t length = 0;  // little endian, like this host
@@ -211,7 +211,7 @@ bool is_safetensors(const std::filesystem::path& path) {
 
 Safetensors read_safetensors(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
-  if (file.size() < 9) file.fail("ends before its time");
+  if (file.size() < 9) file.fail("ends too early");
   const auto length = file.header_size();
   const auto header = read_header(file, length);
   std::vector<Entry> entries;

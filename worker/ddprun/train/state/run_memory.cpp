@@ -182,7 +182,7 @@ void MemoryFile::write(const std::string& head, const c10::IValue& state, const 
 void MemoryFile::give_up(const std::string& problem) {
   warned_ = true;
   log_warning(
-      "the training's state no longer fits in memory beside it: " + problem +
+      "the training's state can no longer be kept in memory: " + problem +
       "; if it is needed, the run continues from what was kept until now, or from a newer checkpoint");
 }
 

@@ -298,7 +298,7 @@ at::Tensor ShardReader::shard(const std::string& key, const Unit& unit, int rank
     if (found == nullptr && ++missing) continue;
     if (found->parameter->sizes != own.tensor.sizes())
       throw IoError(checkpoint_,
-                    "its tensors do not fit the model: with another shape " + in_quotes(own.name));
+                    "its tensors do not fit the model: with a different shape " + in_quotes(own.name));
     if (!result.defined()) result = at::zeros({unit.shard.numel()}, found->piece->dtype);
     if (result.scalar_type() != found->piece->dtype)
       throw IoError(checkpoint_, "damaged, expected '" + key + "' of " + in_quotes(own.name) +

@@ -144,9 +144,10 @@ TEST_CASE("load_weights names what does not fit and copies nothing", "[state_dic
   auto weights = read_weights(kStateDictGolden / "state_dict.pt");
   weights.back() = {"head.bias", torch::ones({5})};
   weights[7].second = torch::ones({3, 5});
-  CHECK_THROWS_WITH(load_weights(*module, weights, "dir/a.pt"),
-                    "dir/a.pt: its tensors do not fit the model: missing \"fc.bias\" [3]; with another shape "
-                    "\"fc.weight\" [3, 5], expected [3, 4]; unexpected \"head.bias\" [5]");
+  CHECK_THROWS_WITH(
+      load_weights(*module, weights, "dir/a.pt"),
+      "dir/a.pt: its tensors do not fit the model: missing \"fc.bias\" [3]; with a different shape "
+      "\"fc.weight\" [3, 5], expected [3, 4]; unexpected \"head.bias\" [5]");
   CHECK(module->named_parameters()["conv.weight"].equal(before));
   CHECK_THROWS_WITH(load_weights(*module, {}, "a.pt"), ContainsSubstring("and 6 more"));
 }
