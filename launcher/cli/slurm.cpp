@@ -246,7 +246,7 @@ void reject_variable(const std::string& name, const std::string& expected, const
                    (value ? single_quoted(*value)
                           : "no such variable; " + setter.marker + " is set, but not " +
                                 one_of(missing, "and") + ", which " + setter.name +
-                                " sets, too; for a job on this node alone: --standalone"));
+                                " also sets; for a job on this node alone: --standalone"));
 }
 
 int derived_port(std::uint64_t number) {
@@ -280,7 +280,7 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
 void drop_excluded(SlurmStep& step, const settings::Values& values, Options& options) {
   if (!step.one_task_a_node())
     throw UsageError(values.source("exclude") + ": expected srun --ntasks-per-node=1, where srun starts " +
-                     describe_tasks(step) + ": it has numbered them already");
+                     describe_tasks(step) + ": it has numbered the nodes already");
   const auto is_out = [&](const std::string& name) { return is_excluded(name, options.exclude); };
   options.excluded = is_out(step.nodes[static_cast<std::size_t>(step.node)]);
   step.node -= static_cast<int>(std::count_if(step.nodes.begin(), step.nodes.begin() + step.node, is_out));
@@ -295,7 +295,7 @@ void check_spares(const SlurmStep& step, const settings::Values& values, int spa
     values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + describe_tasks(step));
   if (step.tasks - spares < 2)
     values.reject("spares", "at most " + std::to_string(step.tasks - 2) +
-                                ", for the job takes two of the step's " + std::to_string(step.tasks) +
+                                ", because the job needs two of the step's " + std::to_string(step.tasks) +
                                 " tasks");
 }
 

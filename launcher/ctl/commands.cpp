@@ -64,7 +64,7 @@ int list_jobs() {
   std::vector<json> views;
   for (const JobConnection& job : find_jobs()) views.push_back(job.view());
   if (views.empty()) {
-    print("no job of yours runs on this machine\n");
+    print("none of your jobs is running on this machine\n");
     return 0;
   }
   for (const std::string& line : job_list(views)) print(line + "\n");
@@ -256,12 +256,12 @@ JobConnection find_job(const std::string& wanted) {
     if (is_meant(view, wanted)) meant.push_back(i);
     if (view["job"] == wanted || view["run_id"] == wanted) return std::move(jobs[i]);
   }
-  if (jobs.empty()) throw UsageError("no job of yours runs on this machine");
+  if (jobs.empty()) throw UsageError("none of your jobs is running on this machine");
   if (meant.size() == 1) return std::move(jobs[meant[0]]);
   throw UsageError((wanted.empty()  ? "expected a JOB"
                     : meant.empty() ? "no job is called " + single_quoted(wanted)
-                                    : single_quoted(wanted) + " means several jobs") +
-                   "; these run: " + names);
+                                    : single_quoted(wanted) + " matches several jobs") +
+                   "; these are running: " + names);
 }
 
 std::string ctl_help() {
