@@ -112,7 +112,7 @@ void check_places(EnvReport& report, const ddp::ProcessGroup::Options& options) 
   if (env.group_world_size > 1 && ddp::is_loopback(env.master_addr)) {
     report.problems.push_back("MASTER_ADDR: expected an address that all " +
                               std::to_string(env.group_world_size) + " nodes reach, got '" + env.master_addr +
-                              "', which is each node itself");
+                              "', which on each node means that node itself");
     fine = false;
   }
   report.can_meet = fine;

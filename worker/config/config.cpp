@@ -79,7 +79,8 @@ Command make_program(const Words& known) {
   command.footer +=
       "\n`worker TASK --help` shows a task's most used flags, `worker TASK --help-all` all of them, and "
       "`worker "
-      "COMMAND --help` a command's. Each can be spelt with - or _, and a task's can be set in a TOML file: "
+      "COMMAND --help` a command's. Flags can be spelt with - or _; a task's flags can be set in a TOML "
+      "file: "
       "`worker --config FILE` or `worker TASK --config FILE`. `worker TASK --print-config` prints such a "
       "file.\n"
       "Example: ddprun --nproc-per-node=2 worker mnist --data fashion-mnist --epochs 1";

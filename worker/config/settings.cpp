@@ -158,7 +158,7 @@ Settings data_settings(Config& config) {
           .only(kWithValidation),
       boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
           .only({"cifar10"}),
-      negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
+      negated("augment", data.augment, "do not crop or flip images at random").only({"cifar10"}),
       integer("crop-padding", data.crop_padding, 0, 1000,
               "zeros around an image before its random crop, in pixels")
           .only({"cifar10"}),
@@ -167,7 +167,7 @@ Settings data_settings(Config& config) {
           .such_as("28")
           .only({"cifar10"}),
       image_sizes(data.image_sizes),
-      negated("augment", data.augment, "do not turn, mirror and brighten images at random").only({"sam"}),
+      negated("augment", data.augment, "do not turn, mirror or brighten images at random").only({"sam"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
               "threads that prepare batches; 0: the training thread prepares them"),
   };
@@ -382,12 +382,12 @@ Settings precision_settings(Config& config) {
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
              "precision of float32 matrix products; high: TF32 on a GPU, medium: bf16"),
       choice("recipe", config.recipe, {"none", "94"},
-             "94: the settings that reached 94 % of the test images in PyTorch; other flags win over them")
+             "94: the settings that reached 94 % test accuracy in PyTorch; other flags win over them")
           .only({"cifar10"}),
       boolean(
           "fast", config.fast,
-          "turn on what is often faster and no less accurate: --channels-last, on a GPU --cudnn-benchmark "
-          "and --cuda-graph=auto, on a CPU with AMX bf16-mixed for mnist and cifar10"),
+          "turn on what is often faster and no less accurate: --channels-last; on a GPU, --cudnn-benchmark "
+          "and --cuda-graph=auto; on a CPU with AMX, bf16-mixed for mnist and cifar10"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
       choice<GraphChoice>(
@@ -422,7 +422,7 @@ Settings ddp_settings(Config& config) {
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
       integer("check-replicas", ddp.check_replicas, 0, kMaxInt,
               "compare parameters and optimizer state over the ranks every N steps, and before a checkpoint, "
-              "to find one that computes wrong numbers; 0: never"),
+              "to find a rank that computes wrong numbers; 0: never"),
   };
 }
 

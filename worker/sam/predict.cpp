@@ -118,7 +118,7 @@ const show = (x, y) => {  // from 0 to 1
   context.fill();
   context.stroke();
   const share = 100 * inside.filter(is => is).length / inside.length;
-  said.textContent = share > 0 ? `The mask has ${share.toFixed(1)} % of the picture.` : "The mask of this point is empty.";
+  said.textContent = share > 0 ? `The mask covers ${share.toFixed(1)} % of the picture.` : "The mask of this point is empty.";
 };
 place.onclick = event => {
   const box = place.getBoundingClientRect();
@@ -192,7 +192,7 @@ int run_predict_command(int argc, char** argv) {
                      "mask.overlay.png beside mask.png)"),
       settings::path("page-out", page_file,
                      "HTML page to write, which shows the mask of the point that one clicks on; without "
-                     "--point and --mask-out, only the page"),
+                     "--point and --mask-out, write only the page"),
   };
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() == 2 && words[0] == "--predict" && (words[1] == "--help" || words[1] == "-h"))

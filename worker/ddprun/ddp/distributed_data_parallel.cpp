@@ -255,7 +255,7 @@ struct DistributedDataParallel::Engine {
   void rebuild_buckets() { has_rebuilt_buckets |= reducer->rebuild_buckets(); }
 
   void begin_join(const JoinOptions& join_options) {
-    if (join) throw std::invalid_argument("join: expected to be called once at a time");
+    if (join) throw std::invalid_argument("join: expected no second call before the first has ended");
     if (has_sparse_gradients || options.skip_all_reduce_unused_parameters)
       throw std::invalid_argument(
           "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");

@@ -114,7 +114,7 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
       if (cells[i].empty()) continue;
       char* end_of_number = nullptr;
       const double value = std::strtod(cells[i].c_str(), &end_of_number);
-      if (*end_of_number != '\0') throw wrong("a number expected, got '" + cells[i] + "'");
+      if (*end_of_number != '\0') throw wrong("expected a number, got '" + cells[i] + "'");
       row.emplace_back(columns[i], value);
     }
     rows.push_back(std::move(row));

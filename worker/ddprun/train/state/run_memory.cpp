@@ -317,7 +317,8 @@ void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
     copying = std::make_unique<PartCopies>(group, distance, *copies);
   else if (group.rank() == 0)
     log_warning("--replicate-shards: expected at least twice as many ranks as on the largest node, " +
-                std::to_string(2 * distance) + ", got " + std::to_string(group.size()) + ": no copies");
+                std::to_string(2 * distance) + ", got " + std::to_string(group.size()) +
+                ": no copies are kept");
 }
 
 void RunMemory::disconnect() {
