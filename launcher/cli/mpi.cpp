@@ -133,7 +133,7 @@ std::optional<std::uint32_t> job_of(const MpiTask& task, const EnvLookup& enviro
 
 void check_mpi_flags(const MpiTask& task, const settings::Values& values, const Options& options) {
   const std::string expected =
-      "one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where " + shown_tasks(task);
+      "one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), because " + shown_tasks(task);
   if (options.nodes.spares > 0) values.reject("spares", "0, or " + expected);
   const WorkersWanted& wanted = options.nproc_per_node;
   if (wanted.kind != WorkersWanted::Kind::kCount || wanted.count != 1)

@@ -196,7 +196,7 @@ void read_static(const settings::Values& values, Options& options) {
   if (options.master_port && *options.master_port != port)
     values.reject("master-port", "the port of --rdzv-endpoint, " + std::to_string(port) + ", or none");
   if (nodes.spares > 0)
-    values.reject("spares", "--rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, or 0");
+    values.reject("spares", "0, or --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank");
   // A job that nodes may join while it runs needs the port for itself.
   nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes;
   options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
@@ -299,7 +299,7 @@ void apply_exclude(const settings::Values& values, std::optional<SlurmStep>& ste
   if (options.excluded && values.given("node-rank"))
     values.reject("exclude", "hosts other than this one, for which the others wait as node rank " +
                                  printable(values.text("node-rank")) +
-                                 " (number the nodes that remain from 0; --nnodes counts them),");
+                                 " (number the remaining nodes from 0, and count only them in --nnodes),");
 }
 
 }  // namespace

@@ -357,7 +357,8 @@ std::optional<Process> Standbys::become(const WorkerSpec& worker, const Standard
 
 void Standbys::lose(const Standby& standby) {
   log_warning("the standby process " + std::to_string(standby.process.pid) +
-              " has ended: another will start (it has no RANK and LOCAL_RANK until it is needed)");
+              " has ended: another will start (a standby process has no RANK and LOCAL_RANK until it is "
+              "needed)");
   apart_ = std::min(2 * apart_, kMostApart);
   drop(standby);
 }

@@ -48,7 +48,7 @@ train::StateDict with_both_names(train::StateDict weights, const std::filesystem
   };
   if (first != nullptr && second != nullptr && differ(*first, *second))
     throw IoError(source, std::string("its tensors \"") + kPositions + "\" and \"" + kSamePositions +
-                              "\" differ, expected one under two names");
+                              "\" differ, expected one tensor under both names");
   if (first != nullptr && second == nullptr)
     weights.emplace_back(kSamePositions, *first);
   else if (first == nullptr && second != nullptr)

@@ -139,7 +139,7 @@ TEST_CASE("several tasks of mpirun on a node are its workers", "[mpi]") {
   for (const char* flag : {"--nproc-per-node=2", "--virtual-local-rank", "--numa-binding=node", "--spares=1"})
     CHECK_THROWS_WITH(
         parse_task({flag}, kFourTasks),
-        ContainsSubstring("one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where mpirun "
+        ContainsSubstring("one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), because mpirun "
                           "(Open MPI) starts 4 tasks on 2 nodes (OMPI_COMM_WORLD_SIZE)"));
   const MpiVariables flux = with(kFlux, {{"FLUX_JOB_SIZE", "4"},
                                          {"FLUX_TASK_RANK", "3"},

@@ -142,7 +142,7 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
       {{"--rdzv-backend=c10d"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with c10d, got none"},
       {{"--rdzv-backend=c10d", "--master-addr=a"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with"},
       {{"--master-addr=a", "--spares=1"},
-       "--spares: expected --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, or 0, got "
+       "--spares: expected 0, or --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, got "
        "'1'"},
       {{"--rdzv-endpoint=a:1,a:1"}, "or several different ones, separated by commas, got 'a:1,a:1'"},
       {{"--master-addr=a"}, "--master-addr: expected --node-rank with it, from 0 to 1, got none"},

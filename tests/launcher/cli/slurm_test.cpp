@@ -215,7 +215,7 @@ TEST_CASE("with spares the step's next nodes may take the coordinator's place", 
   for (const char* flag : {"--spares=1", "--spares=2"})
     CHECK_THROWS_WITH(
         parse_steps({flag}, third_task()),
-        ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, where srun starts "
+        ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, because srun starts "
                           "3 tasks on 2 nodes"));
   const int port = 20000 + 6 * 131 + 3;
   CHECK(nodes.successors == std::vector<Endpoint>{{"n2", port}, {"n3", port}});
@@ -266,7 +266,7 @@ TEST_CASE("several tasks of one node meet there", "[slurm]") {
 TEST_CASE("several tasks a node leave the number of workers and their devices to srun", "[slurm]") {
   const auto [flag, expected] = GENERATE(table<std::string, std::string>({
       {"--nproc-per-node=2",
-       "--nproc-per-node: expected 1, or srun --ntasks-per-node=1, where srun starts 3 tasks"},
+       "--nproc-per-node: expected 1, or srun --ntasks-per-node=1, because srun starts 3 tasks"},
       {"--nproc-per-node=gpu", "on 2 nodes (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES), got 'gpu'"},
       {"--virtual-local-rank", "--virtual-local-rank: expected srun's own --gpus-per-task"},
       {"--numa-binding=node", "--numa-binding: expected srun's own --cpu-bind"},

@@ -115,10 +115,10 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
   SECTION("one tensor that is two") {
     for (auto& [name, tensor] : weights)
       if (name == kSamePositions) tensor = tensor + 1;
-    refused("positional_embedding\" differ, expected one under two names");
+    refused("positional_embedding\" differ, expected one tensor under both names");
     for (auto& [name, tensor] : weights)
       if (name == kSamePositions) tensor = tensor.to(torch::kHalf);
-    refused("positional_embedding\" differ, expected one under two names");
+    refused("positional_embedding\" differ, expected one tensor under both names");
   }
 }
 
