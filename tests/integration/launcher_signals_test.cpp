@@ -66,7 +66,7 @@ TEST_CASE("a signal that is passed on ends no worker that blocks all signals for
   REQUIRE(ddprun.wait_for_output("blocks", 2));
   ddprun.send_signal(SIGUSR1);
   CHECK(ddprun.wait() == ExitStatus::exited(0));
-  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: it is not passed on there", ddprun.err()) == 1);
+  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: the signal is not passed on there", ddprun.err()) == 1);
 }
 
 TEST_CASE("a signal that is passed on reaches the program that a worker's shell has started", "[launcher]") {

@@ -136,7 +136,7 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
   refused(folder.path(), "config.json: does not exist, expected it beside model.safetensors");
   write_file_atomic(folder.path() / "last.pt", "");
   refused(folder.path() / "last.pt",
-          "config.json: does not exist, expected it beside last.pt; of a run, give its folder, or one "
+          "config.json: does not exist, expected it beside last.pt; for a run, give its folder, or one "
           "that `worker export CHECKPOINT FOLDER` writes");
 }
 
