@@ -58,7 +58,8 @@ TEST_CASE("a signal that is passed on ends no worker that does not handle it", "
   ddprun.send_signal(signal);
   CHECK(ddprun.wait() == ExitStatus::exited(0));
   CHECK(count_of("done", ddprun.out()) == 2);
-  CHECK_THAT(ddprun.err(), ContainsSubstring(signal_name(signal) + " would end rank 0, rank 1: it is not"));
+  CHECK_THAT(ddprun.err(),
+             ContainsSubstring(signal_name(signal) + " would end rank 0, rank 1: the signal is not"));
 }
 
 TEST_CASE("a signal that is passed on ends no worker that blocks all signals for a moment", "[launcher]") {
