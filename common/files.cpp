@@ -56,7 +56,7 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
     if (n == 0) return bytes;
     bytes.append(buffer, static_cast<std::size_t>(n));
     if (bytes.size() > max_bytes)
-      throw IoError(path, "is larger than the " + std::to_string(max_bytes) + " bytes expected at most");
+      throw IoError(path, "is larger than " + std::to_string(max_bytes) + " bytes, the most that is allowed");
   }
 }
 
@@ -142,7 +142,7 @@ bool is_device_or_pipe(const std::filesystem::path& path) {
 void replace_file_atomic(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& temporary)>& write) {
   if (is_device_or_pipe(path))
-    throw IoError(path, "is a device or a pipe, which no file replaces; expected the name of a file");
+    throw IoError(path, "is a device or a pipe, which a file cannot replace; expected the name of a file");
   const auto temporary =
       path.parent_path() / ("." + path.filename().string() + ".tmp." + std::to_string(::getpid()));
   try {

@@ -22,7 +22,7 @@ Workers
   --preload MODULE,...     import these Python modules or .py files once, and
                            start every worker as a fork
   --expand                 replace ${local_rank} in PROGRAM and its arguments,
-                           and $$ by $
+                           and $$ with $
   --role NAME              name of the workers in their prefix and in ROLE_NAME
                            [default]
   --master-port PORT       port where the workers meet, MASTER_PORT [a free
@@ -30,23 +30,23 @@ Workers
   --rdzv-id ID             name of the job, TORCHELASTIC_RUN_ID [random; on
                            several nodes: none]
 
-Several nodes: use --hosts, or start one ddprun on each (under srun, and mostly
-under mpirun, it needs no flag)
+Several nodes: use --hosts, or start one ddprun on each (under srun, and usually
+under mpirun, no flag is needed)
   --hosts HOST[:N],...     start ddprun on these hosts over ssh, with N workers
                            each, or --nproc-per-node
-  --hostfile FILE          the same with one host a line
+  --hostfile FILE          the same, with one host per line
   --ssh COMMAND            how to reach them [ssh]
-  --ssh-env NAME,...       more variables that they get; NCCL_* for all that
-                           begin so
-  --ssh-ddprun PATH        the ddprun there [this one's path, else the one on
-                           PATH]
-  --exclude HOST,...       hosts that take no part, as in node3,gpu[01-03]
+  --ssh-env NAME,...       more variables to send to them; NCCL_* means all
+                           whose names begin with NCCL_
+  --ssh-ddprun PATH        path of ddprun there [this one's path, else the one
+                           on PATH]
+  --exclude HOST,...       hosts that take no part, such as node3,gpu[01-03]
   --nnodes N|MIN:MAX       number of nodes; MIN:MAX: start with at least MIN,
-                           grow to MAX [1]
-  --spares K               K nodes more, which wait to replace a lost one [0]
+                           and grow to at most MAX [1]
+  --spares K               K more nodes, which wait to replace a lost one [0]
   --rdzv-endpoint HOST[:PORT],...
-                           the node where all nodes meet, and those that take
-                           its place [port 29400]
+                           the node where all nodes meet, and those that can
+                           take its place [port 29400]
   --node-rank N            alternatively: this node's number ...
   --master-addr HOST       ... and the address of node 0, with --master-port
   --local-addr HOST        address where other nodes reach this one
@@ -56,17 +56,18 @@ under mpirun, it needs no flag)
                            a node joins only after this shell command, or these
                            checks of ddprun, have succeeded on it
   --preflight-timeout SECONDS
-                           how long they may take [120]
-  --join-timeout SECONDS   give up if MIN nodes have not joined by then [600]
+                           how long the checks may take [120]
+  --join-timeout SECONDS   give up if fewer than MIN nodes have joined by then
+                           [600]
   --last-call SECONDS      once MIN nodes have joined, wait for more [30]
   --node-timeout SECONDS   a node that is silent this long counts as lost [10]
 
-Where they run
+Where the workers run
   --gpus 0,2-3|UUID,...    the GPUs of this node's workers, in this order [all
                            that are visible]
   --virtual-local-rank     each worker sees only its own GPU, and has
                            LOCAL_RANK 0
-  --numa-binding KIND      bind each worker to the CPUs of a node, socket,
+  --numa-binding KIND      bind each worker to the CPUs of a node, socket or
                            core-complex, or to exclusive ones, near its GPU if
                            it has one
 
@@ -83,12 +84,12 @@ Output
                            write 1 stdout, 2 stderr or 3 both to log files, not
                            to the console
   -t, --tee 0|1|2|3|RANK:N,...
-                           show these with a prefix, and write them to log
-                           files if --log-dir is given
+                           show these streams with a prefix, and write them to
+                           log files if --log-dir is given
   --local-ranks-filter RANK,...
                            show only the output of these workers
   --duplicate-stdout-filters TEXT,...
-                           copy lines of stdout with a TEXT to
+                           copy lines of stdout that contain a TEXT to
                            filtered_stdout.log
   --duplicate-stderr-filters TEXT,...
                            the same for stderr
@@ -113,11 +114,11 @@ Failures, timeouts and signals
                            as 1,3-5,SIGKILL [any failure]
   --recover all|rank       rank: start only the failed worker again, while the
                            others go on [all]
-  --standby N              keep N loaded processes on each node that take a
-                           lost worker's place [0]
+  --standby N              keep N loaded processes on each node, to take the
+                           places of lost workers [0]
   --timeout SECONDS        end the job after this time, restarts included
-  --hang-timeout SECONDS   workers that show neither output nor a heartbeat
-                           this long have failed
+  --hang-timeout SECONDS   workers that show neither output nor a heartbeat for
+                           this long count as failed
   --shutdown-timeout SECONDS
                            time from SIGTERM to SIGKILL [30]
   --signal-group           send SIGTERM to all of a worker's processes at once
@@ -127,15 +128,15 @@ Failures, timeouts and signals
   --forward-signals SIGNAL,...
                            signals that are only passed on to the workers
                            [SIGUSR1,SIGUSR2]
-  --result-json FILE       write how the job has ended
+  --result-json FILE       write how the job ended
   --events-json FILE       write each event as it happens
   --metrics-port PORT|ADDR:PORT
                            serve /metrics, /report, /status, /healthz [on
                            loopback]
 
 Others
-  --config FILE            read flags from a TOML file, such as: nproc-per-node
-                           = 2
+  --config FILE            read flags from a TOML file, such as
+                           nproc-per-node = 2
   --dry-run                show what would start, and exit
   --show-ranks             show each rank's host, process, addresses and GPUs
                            as it starts

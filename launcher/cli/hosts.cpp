@@ -113,7 +113,7 @@ void drop_excluded(const settings::Values& values, Options& options) {
   std::vector<Host>& all = options.hosts.all;
   for (const std::string& name : options.exclude)
     if (std::ranges::none_of(all, [&](const Host& host) { return is_excluded(host.name(), {name}); }))
-      options.notes.push_back(values.source("exclude") + ": " + printable(name) + " is none of the hosts");
+      options.notes.push_back(values.source("exclude") + ": " + printable(name) + " is not one of the hosts");
   std::erase_if(all, [&](const Host& host) { return is_excluded(host.name(), options.exclude); });
   if (all.empty()) values.reject("exclude", "at least one of the hosts to remain");
 }
@@ -122,7 +122,7 @@ void check_flags(const settings::Values& values, const std::string& flag, const 
   for (const char* other : {"node-rank", "master-addr", "standalone"})
     if (values.given(other) && values.text(other) != "false")
       throw UsageError(values.source(other) + ": expected no such flag with " + values.source(flag) +
-                       ", which gives each host its number, and all one place to meet");
+                       ", which numbers the hosts and decides where they meet");
   const bool has_slots =
       std::ranges::any_of(hosts.all, [](const Host& host) { return host.slots.has_value(); });
   if (flag == "hosts" && has_slots && values.given("nproc-per-node"))
@@ -137,8 +137,9 @@ void check_meeting_place(const settings::Values& values, const std::string& flag
   if (values.given("rdzv-endpoint") || !is_loopback(first)) return;
   for (const Host& host : hosts.all)
     if (!is_loopback(host.name()))
-      values.reject(flag, "a first host that " + host.name() + " can reach, but " + first +
-                              " is another machine there (--rdzv-endpoint=HOST names it for all)");
+      values.reject(flag,
+                    "a first host that " + host.name() + " can reach, but " + first +
+                        " means another machine there (--rdzv-endpoint=HOST names the first host for all)");
 }
 
 }  // namespace
@@ -223,7 +224,8 @@ void read_hosts(const settings::Values& values, const EnvLookup& environment, co
   HostsOptions& hosts = options.hosts;
   const std::string flag = values.given("hosts") ? "hosts" : "hostfile";
   if (values.given("hosts") && values.given("hostfile"))
-    throw UsageError(values.source("hostfile") + ": expected only one of it and " + values.source("hosts"));
+    throw UsageError(values.source("hostfile") + ": expected only one of this flag and " +
+                     values.source("hosts"));
   if (order == nullptr && !values.given(flag)) {
     for (const char* other : {"ssh", "ssh-env", "ssh-ddprun"})
       if (values.given(other))

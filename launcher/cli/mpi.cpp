@@ -38,9 +38,9 @@ bool ignores_launchers(const settings::Values& values, const EnvLookup& environm
 
 /// A task of two launchers, one inside the other, would have to guess which one means this job.
 [[noreturn]] void reject_both(const std::string& one, const std::string& other) {
-  throw UsageError(one + ": expected the same of this task as of " + other +
+  throw UsageError(one + ": expected it to agree with " + other +
                    ", which another launcher has set; say which nodes the job has (--nnodes, --node-rank, "
-                   "--master-addr), or --standalone for one on this node alone");
+                   "--master-addr), or use --standalone for a job on this node alone");
 }
 
 /// Whether another launcher says of the task what this one says.
@@ -58,7 +58,7 @@ void check_layout(const MpiTask& task) {
   const int first = task.task - task.node_task;  // of its node
   if (first >= 0 && first % task.node_tasks == 0 && task.tasks % task.node_tasks == 0) return;
   throw UsageError(std::string(task.launcher->task) +
-                   ": expected as many tasks on each node, numbered node by " +
+                   ": expected the same number of tasks on each node, numbered node by " +
                    "node, or one task on each; got task " + std::to_string(task.task) + " of " +
                    std::to_string(task.tasks) + ", number " + std::to_string(task.node_task) + " of the " +
                    std::to_string(task.node_tasks) + " on its node");
@@ -133,7 +133,7 @@ std::optional<std::uint32_t> job_of(const MpiTask& task, const EnvLookup& enviro
 
 void check_mpi_flags(const MpiTask& task, const settings::Values& values, const Options& options) {
   const std::string expected =
-      "one task a node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where " + shown_tasks(task);
+      "one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), because " + shown_tasks(task);
   if (options.nodes.spares > 0) values.reject("spares", "0, or " + expected);
   const WorkersWanted& wanted = options.nproc_per_node;
   if (wanted.kind != WorkersWanted::Kind::kCount || wanted.count != 1)
@@ -202,7 +202,8 @@ void apply_task(const MpiTask& task, const settings::Values& values, const EnvLo
   }
   check_mpi_flags(task, values, options);
   if (task.task == 0)
-    options.notes.push_back(shown_tasks(task) + ", the workers of one job; with --standalone each is a job");
+    options.notes.push_back(shown_tasks(task) +
+                            ", which are the workers of one job; with --standalone each is a job of its own");
   nodes.node_rank = task.task;
   nodes.node_name = host_name() + " task " + std::to_string(task.task);
   nodes.first_local_rank = task.node_task;

@@ -177,7 +177,7 @@ std::vector<Endpoint> read_endpoints(const settings::Values& values, int default
       values.reject("rdzv-endpoint", "a host's name or an address of one host");
   if (master && *master != endpoints.front().host)
     values.reject("rdzv-endpoint",
-                  "the host of --master-addr, " + single_quoted(*master) + ", or only one of both");
+                  "the host of --master-addr, " + single_quoted(*master) + ", or only one of the two flags");
   return endpoints;
 }
 
@@ -196,7 +196,7 @@ void read_static(const settings::Values& values, Options& options) {
   if (options.master_port && *options.master_port != port)
     values.reject("master-port", "the port of --rdzv-endpoint, " + std::to_string(port) + ", or none");
   if (nodes.spares > 0)
-    values.reject("spares", "--rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, or 0");
+    values.reject("spares", "0, or --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank");
   // A job that nodes may join while it runs needs the port for itself.
   nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes;
   options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
@@ -226,12 +226,12 @@ std::pair<int, int> check_host_count(const settings::Values& values, const Optio
                                      std::pair<int, int> wanted) {
   const int hosts = static_cast<int>(options.hosts.all.size()), spares = options.nodes.spares;
   if (spares > 0 && hosts - spares < 2)
-    values.reject("spares", "0 or as many as there are hosts beside the job's two or more");
+    values.reject("spares", "0 or a number that leaves at least two hosts for the job");
   if (!values.given("nnodes")) return {hosts - spares, hosts - spares};
   if (wanted.second + spares != hosts)
     values.reject("nnodes", std::to_string(hosts - spares) + " or MIN:" + std::to_string(hosts - spares) +
                                 ", one for each of the " + std::to_string(hosts) + " hosts" +
-                                (spares > 0 ? " but the spares" : ""));
+                                (spares > 0 ? " except the spares" : ""));
   return wanted;
 }
 
@@ -249,7 +249,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
   if (uses_etcd(values) && (task || !options.hosts.all.empty()))
     values.reject("rdzv-backend", std::string("no etcd with ") + (task ? task->launcher->name : "--hosts") +
-                                      ", which ends all nodes with the first one");
+                                      ", where all nodes end with the first one");
   if (!options.hosts.all.empty()) return apply_hosts(values, options);
   nodes.token = read_token(values, environment);
   if (step && !uses_etcd(values)) return apply_step(*step, values, options);
@@ -284,7 +284,7 @@ void apply_exclude(const settings::Values& values, std::optional<SlurmStep>& ste
   }
   options.excluded = std::ranges::any_of(options.exclude, is_this_host);
   if (max_nodes == 1) {
-    if (options.excluded) values.reject("exclude", "other hosts than this one, where the whole job runs,");
+    if (options.excluded) values.reject("exclude", "hosts other than this one, where the whole job runs,");
     return;
   }
   const std::string meeting =
@@ -295,11 +295,11 @@ void apply_exclude(const settings::Values& values, std::optional<SlurmStep>& ste
     return is_excluded(endpoint.host, options.exclude) || (options.excluded && is_this_host(endpoint.host));
   };
   if (!endpoints.empty() && std::ranges::all_of(endpoints, is_out))
-    values.reject("exclude", "other hosts than " + printable(endpoints[0].host) + ", where the nodes meet,");
+    values.reject("exclude", "hosts other than " + printable(endpoints[0].host) + ", where the nodes meet,");
   if (options.excluded && values.given("node-rank"))
-    values.reject("exclude", "other hosts than this one, for which the others wait as node rank " +
+    values.reject("exclude", "hosts other than this one, for which the others wait as node rank " +
                                  printable(values.text("node-rank")) +
-                                 " (number the nodes that remain from 0; --nnodes counts them),");
+                                 " (number the remaining nodes from 0, and count only them in --nnodes),");
 }
 
 }  // namespace

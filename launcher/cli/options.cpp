@@ -267,10 +267,9 @@ void note_without_effect(const Values& values, const EnvLookup& environment,
     if (values.given(name)) notes.push_back("--" + std::string(name) + " has no effect: " + reason);
   constexpr const char* kKernelTimeout = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
   if (!environment(kKernelTimeout).value_or("").empty())
-    notes.push_back(
-        std::string(kKernelTimeout) +
-        " has no effect: --hang-timeout also ends workers that the kernel does not let run, if they "
-        "send heartbeats or all workers are silent");
+    notes.push_back(std::string(kKernelTimeout) +
+                    " has no effect: --hang-timeout also ends workers that are stuck in the kernel, if they "
+                    "send heartbeats or all workers are silent");
 }
 
 /// Beyond this host, metrics require the token.

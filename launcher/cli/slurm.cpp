@@ -175,14 +175,14 @@ void check_task_flags(const SlurmStep& step, const settings::Values& values, con
   const std::string tasks = describe_tasks(step);
   const WorkersWanted& wanted = options.nproc_per_node;
   if (wanted.kind != WorkersWanted::Kind::kCount || wanted.count != 1)
-    values.reject("nproc-per-node", "1, or srun --ntasks-per-node=1, where srun starts " + tasks +
+    values.reject("nproc-per-node", "1, or srun --ntasks-per-node=1, because srun starts " + tasks +
                                         " (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES)");
   const std::pair<const char*, const char*> of_one_task[] = {{"virtual-local-rank", "--gpus-per-task"},
                                                              {"numa-binding", "--cpu-bind"}};
   for (const auto& [flag, sruns] : of_one_task)
     if (values.given(flag) && values.text(flag) != "false")
       throw UsageError(values.source(flag) + ": expected srun's own " + sruns +
-                       ", or srun --ntasks-per-node=1, where srun starts " + tasks);
+                       ", or srun --ntasks-per-node=1, because srun starts " + tasks);
 }
 
 }  // namespace
@@ -246,7 +246,7 @@ void reject_variable(const std::string& name, const std::string& expected, const
                    (value ? single_quoted(*value)
                           : "no such variable; " + setter.marker + " is set, but not " +
                                 one_of(missing, "and") + ", which " + setter.name +
-                                " sets, too; for a job on this node alone: --standalone"));
+                                " also sets; for a job on this node alone: --standalone"));
 }
 
 int derived_port(std::uint64_t number) {
@@ -279,8 +279,8 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
 
 void drop_excluded(SlurmStep& step, const settings::Values& values, Options& options) {
   if (!step.one_task_a_node())
-    throw UsageError(values.source("exclude") + ": expected srun --ntasks-per-node=1, where srun starts " +
-                     describe_tasks(step) + ": it has numbered them already");
+    throw UsageError(values.source("exclude") + ": expected srun --ntasks-per-node=1, because srun starts " +
+                     describe_tasks(step) + ": it has numbered the nodes already");
   const auto is_out = [&](const std::string& name) { return is_excluded(name, options.exclude); };
   options.excluded = is_out(step.nodes[static_cast<std::size_t>(step.node)]);
   step.node -= static_cast<int>(std::count_if(step.nodes.begin(), step.nodes.begin() + step.node, is_out));
@@ -292,10 +292,10 @@ void drop_excluded(SlurmStep& step, const settings::Values& values, Options& opt
 
 void check_spares(const SlurmStep& step, const settings::Values& values, int spares) {
   if (!step.one_task_a_node())
-    values.reject("spares", "0, or srun --ntasks-per-node=1, where srun starts " + describe_tasks(step));
+    values.reject("spares", "0, or srun --ntasks-per-node=1, because srun starts " + describe_tasks(step));
   if (step.tasks - spares < 2)
     values.reject("spares", "at most " + std::to_string(step.tasks - 2) +
-                                ", for the job takes two of the step's " + std::to_string(step.tasks) +
+                                ", because the job needs two of the step's " + std::to_string(step.tasks) +
                                 " tasks");
 }
 

@@ -64,7 +64,7 @@ int list_jobs() {
   std::vector<json> views;
   for (const JobConnection& job : find_jobs()) views.push_back(job.view());
   if (views.empty()) {
-    print("no job of yours runs on this machine\n");
+    print("none of your jobs is running on this machine\n");
     return 0;
   }
   for (const std::string& line : job_list(views)) print(line + "\n");
@@ -256,38 +256,40 @@ JobConnection find_job(const std::string& wanted) {
     if (is_meant(view, wanted)) meant.push_back(i);
     if (view["job"] == wanted || view["run_id"] == wanted) return std::move(jobs[i]);
   }
-  if (jobs.empty()) throw UsageError("no job of yours runs on this machine");
+  if (jobs.empty()) throw UsageError("none of your jobs is running on this machine");
   if (meant.size() == 1) return std::move(jobs[meant[0]]);
   throw UsageError((wanted.empty()  ? "expected a JOB"
                     : meant.empty() ? "no job is called " + single_quoted(wanted)
-                                    : single_quoted(wanted) + " means several jobs") +
-                   "; these run: " + names);
+                                    : single_quoted(wanted) + " matches several jobs") +
+                   "; these are running: " + names);
 }
 
 std::string ctl_help() {
   return R"(ddpctl: looks at this user's running ddprun jobs on this machine.
 
 usage: ddpctl COMMAND [JOB] [flags]
-JOB is its name in ddpctl ps, its run id or ddprun's pid; a beginning will do.
+JOB is the job's name in ddpctl ps, its run id or ddprun's pid. The beginning of
+one of them is enough.
 
 Commands
   ps               list the jobs
   top [JOB]        show a job's ranks as it runs; h there shows the keys
   logs JOB         show what its ranks wrote: their log files, or the last 8 KiB
                    of each
-  stacks JOB       show the stacks of its ranks, which go on
+  stacks JOB       show the stacks of its ranks, which keep running
   drain NODE [JOB] have a node leave it without losing work: NODE is its name,
                    its node rank, or the JOB of its ddprun
-  stop JOB         end it, on all nodes
+  stop JOB         end the job, on all nodes
 
-JOB can be left out while only one job runs; top then begins with the newest.
+JOB can be left out while only one job runs. Without JOB, top begins with the
+newest job.
 
 Flags
-  --once               top: print it as text, all jobs without JOB; without a
-                       terminal always
+  --once               top: print it once as text, all jobs if JOB is left out;
+                       the default without a terminal
   --interval SECONDS   top: how often to look, 0.1 to 60 [2]
-  -f, --follow         logs: go on until the job ends
-  --rank R             logs, stacks: only of this rank
+  -f, --follow         logs: keep showing output until the job ends
+  --rank R             logs, stacks: only those of this rank
   -h, --help           show this help
   --version            show the version
 )";

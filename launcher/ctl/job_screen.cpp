@@ -231,8 +231,8 @@ std::string progress_bar(double fraction, std::size_t width) {
 
 std::string progress_line(const json& view, const std::vector<RankLine>& lines, std::size_t width) {
   const auto step = number(view, "/step"), steps = number(view, "/steps");
-  if (lines.empty()) return "no worker runs now";
-  if (!step) return "the program has not said how far it is (docs/status.md)";
+  if (lines.empty()) return "no worker is running";
+  if (!step) return "the program has not reported its progress (docs/status.md)";
   const auto done = number(view, "/epoch"), epochs = number(view, "/epochs");
   const auto of = [](const std::optional<double>& all) {
     return all ? format("/%.0f", *all) : std::string();
@@ -264,7 +264,7 @@ std::vector<std::string> head_of(const json& view, const std::vector<RankLine>& 
   if (!name.starts_with(words(view, "job"))) first += " (" + name + ")";
   const std::string state = words(view, "state"), age = clock_text(view.value("seconds", 0.0));
   first += "  " + words(view, "host") + "  " + state +
-           (state == "running" ? " for " + age : ", begun " + age + " ago");
+           (state == "running" ? " for " + age : ", started " + age + " ago");
   first += format("  restarts %d", view.value("restarts", 0));
   if (const int most = view.value("max_restarts", 0); most > 0) first += format(" of %d", most);
   std::vector<std::string> head{first, program_of(view), progress_line(view, lines, width)};

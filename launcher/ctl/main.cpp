@@ -35,15 +35,15 @@ enum Colour : short { kPlain = 0, kYellow, kRed, kCyan };
 const std::vector<std::string> kKeys{
     "up, down, page up, page down   choose a rank",
     "enter, l                       the last lines that it wrote",
-    "k                              its stacks, now; it goes on",
+    "k                              its stacks as they are now; it keeps running",
     "r s t d o c m                  sort by rank, step, own time, data,",
     "                               communication, CPU, memory",
     "tab                            the next job",
     "h, escape, q                   this help, back to the table, leave",
     "",
-    "STEP TIME   of a step, over the last ten seconds: the same for all ranks",
-    "            that wait for each other",
-    "OWN TIME    of it without waiting for others: tells which rank is slow",
+    "STEP TIME   time of a step, over the last ten seconds: the same for all",
+    "            ranks that wait for each other",
+    "OWN TIME    the same without waiting for others: tells which rank is slow",
     "DATA, COMM  the share of a step that waits for input, and for other ranks",
 };
 
@@ -53,7 +53,7 @@ class Terminal {
   Terminal() {
     std::setlocale(LC_ALL, "");
     screen_ = ::newterm(nullptr, stdout, stdin);
-    if (screen_ == nullptr) throw UsageError("TERM: the terminal is not known; ddpctl top --once needs none");
+    if (screen_ == nullptr) throw UsageError("TERM: unknown terminal; ddpctl top --once needs none");
     ::cbreak();
     ::noecho();
     ::keypad(stdscr, TRUE);

@@ -141,7 +141,7 @@ std::vector<VisibleGpu> chosen_gpus(const std::vector<Gpu>& host, const std::vec
     const auto gpu = find_visible(host, visible, entry);
     if (!gpu)
       throw UsageError("--gpus: expected " +
-                       (visible.empty() ? std::string("nothing, for no GPU is visible")
+                       (visible.empty() ? std::string("nothing, because no GPU is visible")
                                         : "numbers from 0 to " + std::to_string(visible.size() - 1) +
                                               ", or UUIDs of visible GPUs") +
                        ", got '" + printable(entry) + "'");

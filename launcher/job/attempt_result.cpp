@@ -79,7 +79,7 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
     report.hang = "no sign of life for " + in_seconds(*job.options.hang_timeout) + " (--hang-timeout)";
     const auto& hung = std::get<Hung>(attempt.outcome).workers;
     if (hangs_everywhere(attempt))
-      report.hang += ", nor from any other rank that runs: the stacks on all nodes say which one is late";
+      report.hang += ", nor from any other running rank: the stacks on all nodes say which one is late";
     else if (hung.size() > 1)
       report.hang +=
           ", nor from " + std::to_string(hung.size() - 1) + " more: their stacks say which one is late";
@@ -221,7 +221,7 @@ std::string describe_end(const Attempt& attempt) {
     return "rank " + std::to_string(spec.rank) + " failed: " + describe(failed->status) + message;
   }
   if (const auto* start = std::get_if<StartFailed>(&attempt.outcome)) return start->message;
-  if (hangs_everywhere(attempt)) return "no sign of life from any rank that runs (--hang-timeout)";
+  if (hangs_everywhere(attempt)) return "no sign of life from any running rank (--hang-timeout)";
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome))
     return "no sign of life from rank " + std::to_string(attempt.specs[hung->workers.front()].rank) +
            " (--hang-timeout)";

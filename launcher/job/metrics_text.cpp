@@ -21,19 +21,19 @@ constexpr std::array kRankMetrics{
     RankMetric{"worker_cpu_seconds_total", "counter", "/cpu_seconds", "CPU time of the worker's process."},
     RankMetric{"worker_resident_memory_bytes", "gauge", "/resident_bytes", "Memory of the worker's process."},
     RankMetric{"worker_device_memory_bytes", "gauge", "/status/memory/device",
-               "Memory of its device, as it says."},
-    RankMetric{"worker_steps_total", "counter", "/status/step", "Steps done, as the worker says."},
+               "Memory of the worker's device, as the worker reports."},
+    RankMetric{"worker_steps_total", "counter", "/status/step", "Steps done, as the worker reports."},
     RankMetric{"worker_planned_steps", "gauge", "/status/steps", "Steps that the training is to take."},
     RankMetric{"worker_epochs_total", "counter", "/status/epoch", "Epochs done."},
     RankMetric{"worker_samples_total", "counter", "/status/samples",
                "Samples that this worker has trained on."},
-    RankMetric{"worker_loss", "gauge", "/status/loss", "The loss, as the worker says."},
+    RankMetric{"worker_loss", "gauge", "/status/loss", "The loss, as the worker reports."},
     RankMetric{"worker_step_seconds", "gauge", "/pace/step_seconds",
                "Time of a step, over the last ten seconds."},
     RankMetric{"worker_status_age_seconds", "gauge", "/said_seconds_ago",
                "Time since the worker's last status."},
     RankMetric{"worker_garbage_lines_total", "counter", "/garbage_lines",
-               "Lines on the status channel that are none."},
+               "Lines on the status channel that are not valid status lines."},
 };
 
 constexpr std::array kActivities{"data", "compute", "communication", "evaluation", "checkpoint", "start"};
@@ -83,7 +83,8 @@ void write_rank_family(const json& view, const RankMetric& metric, MetricsWriter
 }
 
 void write_activities(const json& view, MetricsWriter& writer) {
-  writer.family("worker_activity_seconds_total", "counter", "Where the worker's time went, as it says.");
+  writer.family("worker_activity_seconds_total", "counter",
+                "Where the worker's time went, as the worker reports.");
   for (const json& rank : view["ranks"])
     for (const char* activity : kActivities)
       if (const auto path = json::json_pointer("/status/seconds") / activity; rank.contains(path))
@@ -92,7 +93,7 @@ void write_activities(const json& view, MetricsWriter& writer) {
 
 void write_slowness(const json& view, MetricsWriter& writer) {
   writer.family("worker_slowness_ratio", "gauge",
-                "Own time of a step beside the median rank's; 1 unless it is slow.");
+                "Own time of a step relative to the median rank's; 1 unless the rank is slow.");
   for (const char* ranks : {"ranks", "other_ranks"})
     for (const json& rank : view.value(ranks, json::array())) {
       double factor = 1;
@@ -106,7 +107,7 @@ void write_slowness(const json& view, MetricsWriter& writer) {
 
 std::string metrics_text(const json& view) {
   MetricsWriter writer;
-  writer.family("job_info", "gauge", "What runs here.");
+  writer.family("job_info", "gauge", "The job that runs here.");
   writer.sample(label("job", view["job"].get<std::string>()) + "," +
                     label("run_id", view["run_id"].get<std::string>()) + "," +
                     label("host", view["host"].get<std::string>()) + "," +
@@ -116,9 +117,9 @@ std::string metrics_text(const json& view) {
   writer.single("job_restarts_total", "counter", "Restarts so far.", view["restarts"].get<double>());
   writer.single("job_workers", "gauge", "Workers of this node.", view["workers"].get<double>());
   if (view.contains("remaining_seconds"))
-    writer.single("job_remaining_seconds", "gauge", "Time that the steps left will take.",
+    writer.single("job_remaining_seconds", "gauge", "Time that the remaining steps will take.",
                   view["remaining_seconds"].get<double>());
-  writer.family("worker_up", "gauge", "Whether the worker runs.");
+  writer.family("worker_up", "gauge", "Whether the worker is running.");
   for (const json& rank : view["ranks"])
     writer.sample(rank_label(rank), rank.contains("exit_code") || rank.contains("signal_name") ? 0 : 1);
   for (const RankMetric& metric : kRankMetrics) write_rank_family(view, metric, writer);

@@ -397,7 +397,7 @@ class NodeSupervisor : public Supervisor {
   Round take_round() {
     const Round round = own(std::get<Start>(std::get<CoordinatorMessage>(*link().next())));
     // Of several losses it names the first.
-    if (!round.reason.starts_with(last_reason_)) log_warning(last_reason_ + "; replacing this rank, too");
+    if (!round.reason.starts_with(last_reason_)) log_warning(last_reason_ + "; replacing this rank too");
     log_warning(printable(round.reason));
     return round;
   }
@@ -433,11 +433,11 @@ class NodeSupervisor : public Supervisor {
     const auto late = std::max(own.latest, known.until) + timeout + nodes_.node_timeout;
     if (own.until != Clock::time_point::max() && own.until >= late && !std::exchange(warned_, true))
       log_warning(
-          "cannot tell whether silent workers hang: another node does not say when its own last showed a "
-          "sign of life (" +
+          "cannot tell whether silent workers hang: another node does not report when its workers last "
+          "showed a sign of life (" +
           std::string(known.until == KnownSigns::Time()
                           ? "set --hang-timeout on every node"
-                          : "it last did " +
+                          : "its last report was " +
                                 in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(
                                     own.until - known.until)) +
                                 " ago") +

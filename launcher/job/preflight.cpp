@@ -209,7 +209,7 @@ asio::awaitable<AttemptEnd> run_preflight(Job& job) {
     end = SignalReceived{group.user_signals().front()};
   job.unfit = problem_of(options, end, last_lines(*tail));
   if (job.unfit.empty() && !left.empty())
-    job.unfit = "SIGKILL did not end a process of it: " + std::to_string(left.front());
+    job.unfit = "SIGKILL did not end one of its processes: " + std::to_string(left.front());
   co_return end;
 }
 

@@ -223,7 +223,7 @@ std::string describe(const FailureReport& report) {
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
   text += report.hang.empty() ? "Root Cause (first observed failure):\n" : "Hang:\n";
   text += describe_root_cause(report);
-  text += describe_others("Reported an error before that and had not exited", report.not_exited,
+  text += describe_others("Had reported an error before that, but had not exited", report.not_exited,
                           report.root_cause);
   text += describe_others("Other Failures", report.others, report.root_cause);
   if (!report.ended_by_us.empty())

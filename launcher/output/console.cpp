@@ -153,7 +153,7 @@ void ConsoleSink::add_own(bool at_end) {
   end_open_line();
   if (own_dropped_ > 0)
     buffer_ += "ddprun: warning: " + std::to_string(std::exchange(own_dropped_, 0)) +
-               " messages are missing here, because nobody read the ones before\n";
+               " messages are missing here, because nobody read the earlier ones\n";
   for (const std::string& text : own_) buffer_ += text;
   own_.clear();
   own_size_ = 0;

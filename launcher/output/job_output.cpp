@@ -147,8 +147,8 @@ asio::awaitable<void> JobOutput::make_folder(std::function<bool()> give_up) {
   if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
   if (!log_folder_->is_safe())
     log_warning(source + ": " + log_folder_->path().string() +
-                ": others may be able to read and replace the files here, for the file system does not keep "
-                "owners and modes");
+                ": others may be able to read and replace the files here, because the file system does not "
+                "keep owners and modes");
 }
 
 asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::function<bool()> give_up) {
@@ -166,7 +166,7 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
     const auto problem = co_await problem_of(make, attempt_folder(attempt), &give_up);
     if (!problem) co_return;
     if (!problem->empty()) {
-      log_warning(*problem + ": what would go to files there goes to the console, the job goes on");
+      log_warning(*problem + ": what would go to files there goes to the console; the job goes on");
       co_return;
     }
     linked_ = true;

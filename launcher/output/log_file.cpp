@@ -154,7 +154,7 @@ void LogFile::append(std::string_view bytes) {
   if (bytes.empty()) return;
   at_line_start_ = bytes.back() == '\n';
   size_ += bytes.size();
-  if (!write_all(fd_.get(), bytes)) warn_once("cannot write, output is missing here, the job goes on", errno);
+  if (!write_all(fd_.get(), bytes)) warn_once("cannot write; output is missing here; the job goes on", errno);
 }
 
 /// If it fails, the file keeps growing, and rotation is tried again after max_size more bytes.

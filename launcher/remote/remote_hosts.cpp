@@ -372,7 +372,7 @@ void Starter::end() {
   // Where no signal ends the job, the guard does.
   const int signal = terminates ? SIGTERM : ending.empty() ? SIGKILL : ending.front();
   if (ending_) return;  // a second one would kill workers that are saving
-  log_warning("the connection to the ddprun that has started this one has ended: ending the workers");
+  log_warning("the connection to the ddprun that started this one has ended: ending the workers");
   ::kill(::getpid(), signal);
 }
 

@@ -317,7 +317,8 @@ void Coordinator::check_progress(Time now) {
 /// Those that take constant time, after each event.
 void Coordinator::check_invariants() const {
   check_invariant(ready_ <= nodes_.size(), "no more nodes are ready than have joined");
-  check_invariant(unfinished_ <= members_.size(), "no more members are unfinished than the round has");
+  check_invariant(unfinished_ <= members_.size(),
+                  "the unfinished members are at most all members of the round");
   check_invariant(members_.size() <= max_nodes(), "a round has at most --nnodes members");
   check_invariant(ranks_.size() <= nodes_.size(), "each node rank belongs to a node that has joined");
   check_invariant(by_id_.size() <= nodes_.size(), "each id belongs to a node that has joined");

@@ -86,7 +86,8 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
   if (before == State::kReady) --ready_;
   if (before == State::kReady || phase_ == Phase::kStopping) {
     tell_drained(/*replaced=*/false);
-    return name + (stands_by ? " leaves the job; it stood by" : " leaves the job before its next round");
+    return name +
+           (stands_by ? " leaves the job; it was standing by" : " leaves the job before its next round");
   }
   if (phase_ == Phase::kLeading && in_place_.empty()) {  // its workers have not started
     tell_drained(/*replaced=*/false);

@@ -273,9 +273,9 @@ asio::awaitable<void> Election::go_on_or_resign(CoordinatorServer& server) {
   else if (state.record && state.recorded_by.id != settings_.id)
     why = "another node has gone on with the job";
   else if (!state.record && record_ && state.revision >= revision_)  // else etcd has lost everything
-    why = "the job has ended, or nothing was heard of it for --join-timeout";
+    why = "the job has ended, or nothing was heard from it for --join-timeout";
   if (!why.empty()) {
-    log_warning("this node has the coordinator no longer: " + why);
+    log_warning("this node no longer has the coordinator: " + why);
     co_return server.resign();
   }
   if (state.record) record_ = state.record;
@@ -293,7 +293,7 @@ void Election::note_failure(CoordinatorServer& server, const EtcdError& error) {
   server.set_reaches_etcd(false);
   if (failure_.empty())
     log_warning(describe(settings_.etcd) + " does not answer: " + printable(error.what()) +
-                "; the job goes on, but until it answers no round begins, and no other node can take the "
+                "; the job goes on, but until etcd answers, no round begins, and no other node can take the "
                 "coordinator's place");
   failure_ = error.what();
 }
@@ -312,7 +312,7 @@ void Election::judge(CoordinatorServer& server, Clock::time_point now) {
   const milliseconds patience =
       server.runs() ? settings_.join_timeout * 3 / 4 : std::max(settings_.node_timeout, kShortestLease);
   if (now - contact_ < patience) return;
-  log_warning("this node gives the coordinator up: it has not reached " + etcd + " for " +
+  log_warning("this node gives up the coordinator: it has not reached " + etcd + " for " +
               in_seconds(patience) + ": " + failure_);
   server.resign();
 }

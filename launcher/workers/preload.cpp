@@ -113,7 +113,7 @@ void Preload::start() {
 
 /// Workers start the ordinary way from now on.
 void Preload::give_up_on_it(const std::string& reason) {
-  log_warning("--preload: " + printable(reason) + ": every worker imports for itself");
+  log_warning("--preload: " + printable(reason) + ": every worker imports the modules itself");
   stop_process();
 }
 

@@ -361,7 +361,8 @@ void WorkerGroup::pass_on(int signal) {
     if (!workers_[i].status && !served.contains(i))
       left_out.push_back("rank " + std::to_string(specs_[i].rank));
   if (!left_out.empty())
-    log_info(signal_name(signal) + " would end " + joined(left_out, ", ") + ": it is not passed on there");
+    log_info(signal_name(signal) + " would end " + joined(left_out, ", ") +
+             ": the signal is not passed on there");
 }
 
 void WorkerGroup::signal_to_end(int signal) {

@@ -119,7 +119,7 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
       {{"linear", "--out=run", "--epochs=2", "--val-split=0.2", "--val-every-steps=99", "--patience=1"},
        "--val-every-steps: expected at most 50, the steps of the run, for --patience, got 99"},
       {{"linear", "--checkpoint-name=.x"}, "--checkpoint-name: expected a name that does not begin with '.'"},
-      {{"linear", "--checkpoint-name=last"}, "--checkpoint-name: expected another name than 'last'"},
+      {{"linear", "--checkpoint-name=last"}, "--checkpoint-name: expected a name other than 'last'"},
       {{"linear", "--ema=1"}, "--ema: expected a decay from 0 to less than 1"},
       {{"linear", "--checkpoint-name={foo}"},
        "--checkpoint-name: this run has no metric 'foo' after an epoch"},

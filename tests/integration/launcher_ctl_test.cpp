@@ -108,7 +108,7 @@ TEST_CASE("ddpctl lists a job and shows its ranks", "[ctl]") {
   const Finished wrong = job.ctl({"top", "nobody"});
   CHECK(wrong.status == ExitStatus::exited(2));
   CHECK_THAT(wrong.err,
-             ContainsSubstring("no job is called 'nobody'; these run: ") && ContainsSubstring(name));
+             ContainsSubstring("no job is called 'nobody'; these are running: ") && ContainsSubstring(name));
   CHECK(job.end() == ExitStatus::killed(SIGTERM));
   CHECK(job.socket().empty());
   CHECK_THAT(job.ctl({"ps"}).out, !ContainsSubstring(name));

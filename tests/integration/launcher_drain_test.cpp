@@ -195,7 +195,7 @@ TEST_CASE("a spare just leaves, and what cannot leave is refused without a chang
       spare = line.substr(0, 8);
   const Finished drain = job.ctl(2, {"drain", spare});
   CHECK(drain.status == ExitStatus::exited(0));
-  CHECK_THAT(drain.out, ContainsSubstring(" leaves the job; it stood by\n"));
+  CHECK_THAT(drain.out, ContainsSubstring(" leaves the job; it was standing by\n"));
   CHECK(job.nodes.node(2).wait() == ExitStatus::exited(0));
   refused(0, "1", "would have 1 of at least 2 nodes, and there is no spare\n");
   job.touch("go");

@@ -190,7 +190,7 @@ TEST_CASE("the report shows the error of a worker that reported it before and ha
           "until [ -e told ]; do sleep 0.01; done; tell 'E: timeout in allreduce' 0; exit 7"));
   CHECK(run.status == ExitStatus::exited(7));
   CHECK_THAT(run.err, ContainsSubstring("rank      : 0 "));
-  const auto earlier = run.err.find("Reported an error before that and had not exited:\n  rank 1 ");
+  const auto earlier = run.err.find("Had reported an error before that, but had not exited:\n  rank 1 ");
   REQUIRE(earlier != std::string::npos);
   CHECK(run.err.find("\n    E: the cause\n", earlier) != std::string::npos);
   CHECK_THAT(run.err, ContainsSubstring("ended by ddprun: rank 2\n"));

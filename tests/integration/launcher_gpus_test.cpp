@@ -95,7 +95,7 @@ TEST_CASE("chosen GPUs that are not visible, or named twice, are a usage error",
   CHECK_THAT(chosen({"--gpus=GPU-cccc"}, "0,1"), ContainsSubstring("UUIDs of visible GPUs, got 'GPU-cccc'"));
   CHECK_THAT(chosen({"--gpus=MIG-1111"}, "0,1"), ContainsSubstring("got 'MIG-1111'"));
   CHECK_THAT(chosen({"--gpus=0"}, ""),
-             ContainsSubstring("--gpus: expected nothing, for no GPU is visible, got '0'"));
+             ContainsSubstring("--gpus: expected nothing, because no GPU is visible, got '0'"));
   CHECK_THAT(chosen({"--gpus=1,GPU-bbbb"}, std::nullopt),
              ContainsSubstring("--gpus: expected each GPU once, got 'GPU-bbbb' after '1' in '1,GPU-bbbb'"));
   CHECK_THAT(chosen({"--gpus=0-2,1"}, std::nullopt),

@@ -249,7 +249,7 @@ TEST_CASE("where --preload cannot help, one line says why and workers import for
   CHECK(folder.imports() == 2);
   CHECK(count_of("\n", run.err) == 1);
   CHECK_THAT(run.err, ContainsSubstring("ddprun: warning: --preload: ") && ContainsSubstring(reason) &&
-                          ContainsSubstring(": every worker imports for itself"));
+                          ContainsSubstring(": every worker imports the modules itself"));
 }
 
 TEST_CASE("a module that does not exist, or a program that is no Python, is a usage error", "[preload]") {

@@ -58,7 +58,8 @@ TEST_CASE("a signal that is passed on ends no worker that does not handle it", "
   ddprun.send_signal(signal);
   CHECK(ddprun.wait() == ExitStatus::exited(0));
   CHECK(count_of("done", ddprun.out()) == 2);
-  CHECK_THAT(ddprun.err(), ContainsSubstring(signal_name(signal) + " would end rank 0, rank 1: it is not"));
+  CHECK_THAT(ddprun.err(),
+             ContainsSubstring(signal_name(signal) + " would end rank 0, rank 1: the signal is not"));
 }
 
 TEST_CASE("a signal that is passed on reaches a worker that waits for it, and no other", "[launcher]") {
@@ -76,7 +77,8 @@ TEST_CASE("a signal that is passed on reaches a worker that waits for it, and no
   ddprun.send_signal(SIGUSR1);
   CHECK(ddprun.wait() == ExitStatus::exited(0));
   CHECK(count_of("got it", ddprun.out()) == (line == "waits" && reaches ? 2 : 0));
-  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: it is not passed on there", ddprun.err()) == !reaches);
+  CHECK(count_of("SIGUSR1 would end rank 0, rank 1: the signal is not passed on there", ddprun.err()) ==
+        !reaches);
 }
 
 TEST_CASE("a signal that is passed on ends no program that a worker with a handler just starts",

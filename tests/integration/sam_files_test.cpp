@@ -235,7 +235,7 @@ const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.hei
 document.title = data.some(value => value > 0) ? said.textContent : "nothing is drawn";
 });</script>)");
   const auto found = test::shown_in_browser(clicked, {500}).at(0);
-  CHECK(found["title"] == "The mask has " + formatted("%.1f", 100 * part()) + " % of the picture.");
+  CHECK(found["title"] == "The mask covers " + formatted("%.1f", 100 * part()) + " % of the picture.");
   CHECK(found["requests"] == 0);
 }
 

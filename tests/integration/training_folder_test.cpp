@@ -657,7 +657,7 @@ TEST_CASE("no command writes over a run's checkpoint, whatever path leads to it"
       const auto ended = end_of(worker(words));
       CAPTURE(path, words[0], ended.err);
       CHECK(ended.status == ExitStatus::exited(2));
-      CHECK_THAT(ended.err, ContainsSubstring("which would be lost"));
+      CHECK_THAT(ended.err, ContainsSubstring("which would lose it"));
     }
   CHECK(files_in(out) == before);
 }

@@ -195,7 +195,7 @@ TEST_CASE("worker advise tells what to change about a run", "[training]") {
   Child advised(advise(out));
   CHECK(advised.wait() == ExitStatus::exited(0));
   CAPTURE(advised.err());
-  for (const char* line : {"each epoch's last batch has 20 of 240 samples, and counts as much as a whole "
+  for (const char* line : {"each epoch's last batch has 20 of 240 samples, but counts as much as a whole "
                            "one: --batch-size 125 leaves none over\n",
                            "the learning rate 0.001 is the one for a single rank, and 2 ranks take batches "
                            "of 480 samples: --scale-lr linear"})

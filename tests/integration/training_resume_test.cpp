@@ -236,7 +236,8 @@ TEST_CASE("a resumed run has another number of ranks, but not another batch size
 
   Child other_split(training("linear", 2, out, with(flags, {"--val-split=0.1"})));
   CHECK(other_split.wait(kTraining) == ExitStatus::exited(2));
-  CHECK_THAT(other_split.err(), ContainsSubstring("was made with 1000 training examples, got 900 (--data,"));
+  CHECK_THAT(other_split.err(),
+             ContainsSubstring("was made with 1000 training examples, got 900 (set by --data,"));
 
   Child second(training("linear", 1, out, flags));
   REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));

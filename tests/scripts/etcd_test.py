@@ -287,7 +287,7 @@ class Jobs(unittest.TestCase):
         first.process.send_signal(signal.SIGCONT)
         wait_for(lambda: len(first.begun(2)) == 2 and len(second.begun(2)) == 2)
         self.assertEqual(first.begun(1), [])
-        self.assertIn("this node has the coordinator no longer: another node has been elected", first.err())
+        self.assertIn("this node no longer has the coordinator: another node has been elected", first.err())
         self.assertEqual(self.etcd.value("/ddprun/job/round")["number"], 2)
         self.go()
         self.check_ended(first, second)
@@ -380,7 +380,7 @@ class Jobs(unittest.TestCase):
     def test_etcd_is_killed_and_starts_again(self):
         first, second = self.two_nodes()
         self.etcd.kill()
-        wait_for(lambda: "the job goes on, but until it answers no round begins" in first.err())
+        wait_for(lambda: "the job goes on, but until etcd answers, no round begins" in first.err())
         time.sleep(2 * NODE_TIMEOUT)  # longer than the coordinator's lease
         self.etcd.start()
         wait_for(lambda: "answers again" in first.err())
@@ -452,7 +452,7 @@ class Jobs(unittest.TestCase):
         proxy = self.proxy()
         first, second = self.two_nodes("--join-timeout=8", first_port=proxy.port)
         proxy.close()
-        wait_for(lambda: "gives the coordinator up" in first.err(), seconds=8)
+        wait_for(lambda: "gives up the coordinator" in first.err(), seconds=8)
         wait_for(second.has_coordinator)
 
     def test_a_round_waits_for_etcd(self):
@@ -506,7 +506,7 @@ class Jobs(unittest.TestCase):
         wait_for(lambda: "does not answer" in first.err())
         second.process.kill()
         third = self.start(nnodes="1:3")  # nobody else can take part in the lost round
-        wait_for(lambda: "gives the coordinator up" in first.err())
+        wait_for(lambda: "gives up the coordinator" in first.err())
         time.sleep(NODE_TIMEOUT)
         self.assertEqual(first.begun(1), [])
         proxy.cut_requests = proxy.cut_answers = False

@@ -255,7 +255,7 @@ class Exclude(Preflight):
         # With this ssh, a host that is started would fail.
         code, out, err = self.run_job("--hosts=127.0.0.1,node3,node7", "--exclude=node[3-7]", "--ssh=false")
         self.assertEqual((code, out), (0, "rank 0 of 1\n"), err)
-        self.assertIn("--exclude: node4 is none of the hosts", err)
+        self.assertIn("--exclude: node4 is not one of the hosts", err)
         code, _, err = self.run_job("--hosts=node3", "--exclude=node3")
         self.assertEqual(code, 2)
         self.assertIn("--exclude: expected at least one of the hosts to remain, got 'node3'", err)

@@ -61,10 +61,10 @@ std::string batch_advice(const RunFacts& run) {
   const auto padded = ranks * per_rank - samples;
   if (padded > noticeable && run.can_join)
     return counted(padded, "sample") + " of " + number(samples) +
-           " are used twice in each epoch, so that all ranks have as many: --join uses each once";
+           " are used twice in each epoch, so that all ranks have the same number: --join uses each once";
   if (rest == 0 || 2 * rest >= run.batch_size) return "";
   return "each epoch's last batch has " + number(rest) + " of " + counted(run.batch_size, "sample") +
-         ", and counts as much as a whole one: " + (size ? better : "--drop-last leaves it out");
+         ", but counts as much as a whole one: " + (size ? better : "--drop-last leaves it out");
 }
 
 std::string learning_rate_advice(const RunFacts& run) {
@@ -89,14 +89,14 @@ std::string core_advice(const RunFacts& run) {
 std::string precision_advice(const RunFacts& run) {
   if (run.precision == train::Precision::k32 && (run.on_gpu || run.cpu_has_bf16))
     return std::string("trained in 32 bits, and the ") + (run.on_gpu ? "GPU" : "CPU") +
-           " computes in 16: --precision bf16-mixed" + (run.on_gpu && !run.fast ? ", and --fast" : "");
+           " can compute in 16: --precision bf16-mixed" + (run.on_gpu && !run.fast ? ", and --fast" : "");
   return run.on_gpu && !run.fast ? "each kernel of a step was launched by itself: --fast" : "";
 }
 
 std::string unused_parameters_advice(const RunFacts& run) {
   if (!run.find_unused) return "";
-  return "each step looks for unused parameters: without --find-unused if there are none, or --static-graph "
-         "if they are always the same";
+  return "each step looks for unused parameters: leave out --find-unused if there are none, or use "
+         "--static-graph if they are always the same";
 }
 
 std::vector<std::string> advice(const RunFacts& run) {

@@ -21,10 +21,10 @@ const std::vector<CommandEntry>& all_commands() {
        run_env_command},
       {"export", "CHECKPOINT OUT", "write a model's weights for other programs", run_export_command},
       {"flight", "FOLDER", "compare the ranks' flight records after a hang or crash", run_flight_report},
-      {"prune", "RUN", "remove a run's checkpoints but the newest and the best", run_prune_command},
+      {"prune", "RUN", "remove all checkpoints of a run but the newest and the best", run_prune_command},
       {"report", "RUN...", "write a run's page again, or compare runs on one", run_report_command},
       {"runs", "FOLDER...", "list the runs in a folder, or a run's checkpoints", run_runs_command},
-      {"TASK --predict", "FILE...", "print the classes of pictures or rows; of sam, write an object's mask",
+      {"TASK --predict", "FILE...", "print the classes of pictures or rows; for sam, write an object's mask",
        run_predict_command},
   };
   return commands;

@@ -112,7 +112,7 @@ void check_places(EnvReport& report, const ddp::ProcessGroup::Options& options) 
   if (env.group_world_size > 1 && ddp::is_loopback(env.master_addr)) {
     report.problems.push_back("MASTER_ADDR: expected an address that all " +
                               std::to_string(env.group_world_size) + " nodes reach, got '" + env.master_addr +
-                              "', which is each node itself");
+                              "', which on each node means that node itself");
     fine = false;
   }
   report.can_meet = fine;
@@ -149,8 +149,8 @@ void compare(std::vector<RankRow>& ranks) {
     const auto& name = rank.cells[0];
     const auto [place, is_new] = place_of.emplace(std::pair(rank.cells[1], rank.cells[2]), name);
     if (!is_new)
-      rank.problems.push_back("LOCAL_RANK: expected another for each rank of a host, got " + rank.cells[2] +
-                              " on " + rank.cells[1] + " for rank " + place->second + " too");
+      rank.problems.push_back("LOCAL_RANK: expected a different one for each rank of a host, got " +
+                              rank.cells[2] + " on " + rank.cells[1] + " for rank " + place->second + " too");
     if (rank.cells.back() != ranks[0].cells.back())
       rank.problems.push_back("torch: expected " + ranks[0].cells.back() + " as on rank 0, got " +
                               rank.cells.back());

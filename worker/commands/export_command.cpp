@@ -46,8 +46,9 @@ std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
           .not_a_flag(),
       settings::path(
           "out", flags.out,
-          "what to write: FILE.pt (a state_dict), FILE.safetensors, FILE.ckpt (for Lightning, with all that "
-          "CHECKPOINT has), or for SAM a folder that SamModel.from_pretrained of transformers reads")
+          "what to write: FILE.pt (a state_dict), FILE.safetensors, FILE.ckpt (for Lightning, with "
+          "everything in CHECKPOINT), or, for SAM, a folder that transformers' SamModel.from_pretrained "
+          "reads")
           .not_a_flag(),
       settings::boolean("ema", flags.ema, "write the averaged weights"),
       settings::text("prefix", flags.prefix, "put this before every name, such as backbone."),
@@ -146,7 +147,7 @@ int run_export_command(int argc, char** argv) {
   flags->checkpoint = checkpoint_of(flags->checkpoint);
   if (std::error_code none; std::filesystem::equivalent(flags->checkpoint, flags->out, none))
     throw UsageError(
-        "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +
+        "export: expected OUT to be a file other than CHECKPOINT, which it would replace, got '" +
         flags->out.string() + "'");
   check_not_of_a_run(flags->out, "export: expected OUT");
   const auto model = read_checkpoint(*flags);

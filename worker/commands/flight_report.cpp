@@ -96,8 +96,8 @@ Dumps newest_of_each_rank(std::vector<FlightDump> list, FlightReport& report) {
     if (dump.world_size == world_size)
       dumps[dump.rank] = std::move(dump);
     else
-      report.lines.push_back("rank " + std::to_string(dump.rank) + ": its record is of a job of " +
-                             std::to_string(dump.world_size) + " ranks, the newest is of one of " +
+      report.lines.push_back("rank " + std::to_string(dump.rank) + ": its record is from a job of " +
+                             std::to_string(dump.world_size) + " ranks, but the newest is from a job of " +
                              std::to_string(world_size) + ": left out");
   }
   return dumps;
@@ -141,7 +141,7 @@ int run_flight_report(int argc, char** argv) {
   command.settings = {
       settings::help_flag(),
       settings::path("folder", folder,
-                     "where flight_RANK.json files are, also in folders within: a log folder, or "
+                     "has flight_RANK.json files, perhaps in folders within it: a log folder, or "
                      "flight/ of a run folder")
           .not_a_flag()};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;

@@ -73,9 +73,8 @@ std::optional<PredictFlags> parse_predict_flags(const std::string& task, bool pi
                          " (default: predictions/" + task + "-<UTC time>)")
           .type("DIR"),
       settings::boolean("overwrite", flags.overwrite, "replace the files of an earlier prediction in --out"),
-      settings::text(
-          "data", flags.data,
-          "the data set whose names the classes have (default: the one that the model was trained on)")
+      settings::text("data", flags.data,
+                     "the data set that names the classes (default: the one that the model was trained on)")
           .type("DIR|NAME")
           .only({"mnist"}),
       settings::integer("batch-size", flags.batch_size, 1, settings::kMaxInt, "how many to compute at once"),

@@ -163,7 +163,7 @@ int run_prune_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker prune";
   command.description =
-      "removes a run's checkpoints but the newest and the best. Removes only what the run has listed in "
+      "removes all checkpoints of a run but the newest and the best. Removes only what the run has listed in "
       "run.json.";
   command.positionals = {{"folder", "RUN"}};
   command.settings = {

@@ -79,7 +79,8 @@ Command make_program(const Words& known) {
   command.footer +=
       "\n`worker TASK --help` shows a task's most used flags, `worker TASK --help-all` all of them, and "
       "`worker "
-      "COMMAND --help` a command's. Each can be spelt with - or _, and a task's can be set in a TOML file: "
+      "COMMAND --help` a command's. Flags can be spelt with - or _; a task's flags can be set in a TOML "
+      "file: "
       "`worker --config FILE` or `worker TASK --config FILE`. `worker TASK --print-config` prints such a "
       "file.\n"
       "Example: ddprun --nproc-per-node=2 worker mnist --data fashion-mnist --epochs 1";
@@ -233,9 +234,8 @@ void validate(const Config& config) {
   refuse(!config.sam.points.empty() && config.sam.points_per_image > 0, "--points", "--points-per-image");
   refuse(!config.sam.points.empty() && config.sam.prompts_per_image > 0, "--points", "--prompts-per-image");
   if (config.sam.prompts_per_image * config.sam.points_per_image > 1024)
-    throw UsageError(
-        formatted("--prompts-per-image: expected at most 1024 points of an image in all, got %ld",
-                  config.sam.prompts_per_image * config.sam.points_per_image));
+    throw UsageError(formatted("--prompts-per-image: expected at most 1024 points per image in all, got %ld",
+                               config.sam.prompts_per_image * config.sam.points_per_image));
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
     throw UsageError(

@@ -74,8 +74,8 @@ void check_not_of_a_run(const fs::path& file, const std::string& what) {
   for (const auto& path : {typed, unreadable ? typed : real})
     for (const auto& run : {path.parent_path(), path.parent_path().parent_path()}) try {
         if (train::RunFolder(run).branch_of(path) > 0)
-          throw UsageError(what + " to be another file than those of the run in " + run.string() +
-                           ", which would be lost, got '" + file.string() + "'");
+          throw UsageError(what + " to be a file that does not belong to the run in " + run.string() +
+                           ", which would lose it, got '" + file.string() + "'");
       } catch (const IoError&) {  // nothing there is known to be a run's
       }
 }

@@ -29,7 +29,7 @@ Setting t_max(std::int64_t& target) {
   };
   Setting setting = settings::parsed(
       "t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
-      "--lr-schedule=cosine: epochs or steps until the lowest rate; epochs: all of the run's");
+      "--lr-schedule=cosine: epochs or steps until the lowest rate; 'epochs': as many as the run has");
   setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
   setting.get = [&target]() -> std::optional<Value> {
@@ -158,7 +158,7 @@ Settings data_settings(Config& config) {
           .only(kWithValidation),
       boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
           .only({"cifar10"}),
-      negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
+      negated("augment", data.augment, "do not crop or flip images at random").only({"cifar10"}),
       integer("crop-padding", data.crop_padding, 0, 1000,
               "zeros around an image before its random crop, in pixels")
           .only({"cifar10"}),
@@ -167,7 +167,7 @@ Settings data_settings(Config& config) {
           .such_as("28")
           .only({"cifar10"}),
       image_sizes(data.image_sizes),
-      negated("augment", data.augment, "do not turn, mirror and brighten images at random").only({"sam"}),
+      negated("augment", data.augment, "do not turn, mirror or brighten images at random").only({"sam"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
               "threads that prepare batches; 0: the training thread prepares them"),
   };
@@ -182,7 +182,7 @@ Settings model_settings(Config& config) {
            "start from these weights: .pt (ours or a Python state_dict), .safetensors, or a run's folder")
           .such_as("runs/first")
           .type("FILE|RUN"),
-      path("eval", model.eval, "do not train: evaluate these weights, which --init-weights would take")
+      path("eval", model.eval, "do not train: evaluate these weights; takes what --init-weights takes")
           .such_as("runs/first")
           .type("FILE|RUN")
           .of_this_run(),
@@ -191,7 +191,7 @@ Settings model_settings(Config& config) {
           .such_as("0.5")
           .only({"mnist"}),
       choice("loss", model.loss, {"mse", "cross_entropy"},
-             "loss function; cross_entropy is the tutorial's, which learns nothing here")
+             "loss function; cross_entropy is the tutorial's, with which the model learns nothing here")
           .only({"toy"}),
       choice("loss", model.loss, {"dice", "dice_focal", "dice_bce"},
              "loss function; SAM was trained with dice_focal: Dice + 20 x focal")
@@ -257,7 +257,7 @@ Settings optim_settings(Config& config) {
       number("bias-weight-decay", optim.grouping.bias_weight_decay, from_zero(),
              "weight decay of biases (default: that of the other weights)")
           .such_as("0.0"),
-      number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0, 1 at most"},
+      number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0 and at most 1"},
              "each layer learns this much slower than the next"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
                    "linear: multiply the learning rate by the number of ranks"),
@@ -273,11 +273,11 @@ Settings optim_settings(Config& config) {
       t_max(optim.t_max),
       integer("step-size", optim.step_size, 1, kMaxInt,
               "--lr-schedule=step: epochs or steps between two changes"),
-      number("gamma", optim.gamma, {0, 1, true, "a number above 0, 1 at most"},
+      number("gamma", optim.gamma, {0, 1, true, "a number above 0 and at most 1"},
              "--lr-schedule=step or plateau: multiply the learning rate by this"),
       integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
               "--lr-schedule=plateau: epochs without improvement of --monitor before the rate falls"),
-      number("pct-start", optim.pct_start, {0, 1, true, "a fraction above 0, 1 at most"},
+      number("pct-start", optim.pct_start, {0, 1, true, "a fraction above 0 and at most 1"},
              "--lr-schedule=one-cycle: fraction of the run in which the learning rate rises"),
       choice<bool>("anneal-strategy", optim.linear, {{"cos", false}, {"linear", true}},
                    "--lr-schedule=one-cycle: how the learning rate rises and falls"),
@@ -336,15 +336,16 @@ Settings checkpoint_settings(Config& config) {
           .such_as("100"),
       integer(
           "memory-checkpoint-every", checkpoint.memory_every_steps, 1, kMaxInt,
-          "under ddprun --recover=rank keep the state in ddprun's memory every N steps (default: as often as "
-          "costs at most 1 %)")
+          "under ddprun --recover=rank, keep the state in ddprun's memory every N steps (default: as often "
+          "as costs at most 1 %)")
           .such_as("10")
           .of_this_run(),
       boolean("replicate-shards", checkpoint.replicate_shards,
-              "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
+              "under ddprun --recover=rank, keep a copy of each rank's part of the state on another node")
           .of_this_run(),
-      boolean("recover-on-gpu", config.recover_on_gpu,
-              "under ddprun --recover=rank replace lost ranks on GPUs too (tested with two ranks on one GPU)")
+      boolean(
+          "recover-on-gpu", config.recover_on_gpu,
+          "under ddprun --recover=rank, replace lost ranks on GPUs too (tested with two ranks on one GPU)")
           .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 1, N + 1, 2N + 1, ... and the last one"),
@@ -381,12 +382,12 @@ Settings precision_settings(Config& config) {
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
              "precision of float32 matrix products; high: TF32 on a GPU, medium: bf16"),
       choice("recipe", config.recipe, {"none", "94"},
-             "94: the settings that reached 94 % of the test images in PyTorch; other flags win over them")
+             "94: the settings that reached 94 % test accuracy in PyTorch; other flags win over them")
           .only({"cifar10"}),
       boolean(
           "fast", config.fast,
-          "turn on what is often faster and no less accurate: --channels-last, on a GPU --cudnn-benchmark "
-          "and --cuda-graph=auto, on a CPU with AMX bf16-mixed for mnist and cifar10"),
+          "turn on what is often faster and no less accurate: --channels-last; on a GPU, --cudnn-benchmark "
+          "and --cuda-graph=auto; on a CPU with AMX, bf16-mixed for mnist and cifar10"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
       choice<GraphChoice>(
@@ -421,7 +422,7 @@ Settings ddp_settings(Config& config) {
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
       integer("check-replicas", ddp.check_replicas, 0, kMaxInt,
               "compare parameters and optimizer state over the ranks every N steps, and before a checkpoint, "
-              "to find one that computes wrong numbers; 0: never"),
+              "to find a rank that computes wrong numbers; 0: never"),
   };
 }
 

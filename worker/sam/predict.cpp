@@ -36,7 +36,7 @@ void check_writable(const std::filesystem::path& file, const std::filesystem::pa
   if (::access(folder.c_str(), W_OK | X_OK) != 0) throw IoError(file, "cannot be written", errno);
   std::error_code missing;
   if (std::filesystem::equivalent(file, picture, missing))
-    throw IoError(file, "is the picture itself, expected another file to write");
+    throw IoError(file, "is the picture itself, expected a different output file");
 }
 
 SamProcessor processor_of(const SamImpl& model) {
@@ -118,7 +118,7 @@ const show = (x, y) => {  // from 0 to 1
   context.fill();
   context.stroke();
   const share = 100 * inside.filter(is => is).length / inside.length;
-  said.textContent = share > 0 ? `The mask has ${share.toFixed(1)} % of the picture.` : "The mask of this point is empty.";
+  said.textContent = share > 0 ? `The mask covers ${share.toFixed(1)} % of the picture.` : "The mask of this point is empty.";
 };
 place.onclick = event => {
   const box = place.getBoundingClientRect();
@@ -192,7 +192,7 @@ int run_predict_command(int argc, char** argv) {
                      "mask.overlay.png beside mask.png)"),
       settings::path("page-out", page_file,
                      "HTML page to write, which shows the mask of the point that one clicks on; without "
-                     "--point and --mask-out, only the page"),
+                     "--point and --mask-out, write only the page"),
   };
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() == 2 && words[0] == "--predict" && (words[1] == "--help" || words[1] == "-h"))

@@ -48,7 +48,7 @@ train::StateDict with_both_names(train::StateDict weights, const std::filesystem
   };
   if (first != nullptr && second != nullptr && differ(*first, *second))
     throw IoError(source, std::string("its tensors \"") + kPositions + "\" and \"" + kSamePositions +
-                              "\" differ, expected one under two names");
+                              "\" differ, expected one tensor under both names");
   if (first != nullptr && second == nullptr)
     weights.emplace_back(kSamePositions, *first);
   else if (first == nullptr && second != nullptr)
@@ -224,7 +224,7 @@ Sam read_sam(const std::filesystem::path& path) {
   if (!fs::exists(config, unknown))
     throw IoError(config,
                   "does not exist, expected it beside " + weights.filename().string() +
-                      "; of a run, give its folder, or one that `worker export CHECKPOINT FOLDER` writes");
+                      "; for a run, give its folder, or one that `worker export CHECKPOINT FOLDER` writes");
   check_processor(config.parent_path());
   Sam model(read_sam_config(config));
   load_sam_weights(*model, train::read_weights(weights), weights);

@@ -182,7 +182,7 @@ TaskEntry sam_task() {
           "--warmup-steps 50, --weight-decay 0.01, --lr-schedule none, --epochs 20, --batch-size 4, "
           "--val-split 0.1, --patience 10, no --ema); without it a new model of --architecture is trained. "
           "The "
-          "best weights go to best/ in the run folder, which SamModel.from_pretrained reads.\n"
+          "best weights go to the run's folder best/, which SamModel.from_pretrained reads.\n"
           "worker sam --predict IMAGE --point X,Y --checkpoint RUN --mask-out FILE predicts a mask.",
       .leaves_unused = true,  // the encoders of boxes and masks and the score's net
       .set_defaults = sam::set_sam_defaults,

@@ -134,7 +134,7 @@ SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
         std::make_shared<data::Subset>(whole, data::first(std::move(split.train), options.limit_train)),
         std::make_shared<data::Subset>(plain, data::first(std::move(split.validation), options.limit_val))};
   } catch (const std::invalid_argument&) {
-    throw UsageError(formatted("--val-split %g: expected two examples or more, one a part, got %ld",
+    throw UsageError(formatted("--val-split %g: expected at least two examples, one for each part, got %ld",
                                options.val_split, whole->size()));
   }
 }

@@ -122,14 +122,13 @@ TEST_CASE("a ddprun that another has started follows its order") {
 
 TEST_CASE("hosts that do not fit the other flags are refused in one line") {
   CHECK(refusal({"--hosts=a,b,a"}).find("a is there twice (a:2 gives it two workers)") != std::string::npos);
-  CHECK(refusal({"--hosts=a", "--hostfile=b"}) == "--hostfile: expected only one of it and --hosts");
+  CHECK(refusal({"--hosts=a", "--hostfile=b"}) == "--hostfile: expected only one of this flag and --hosts");
   CHECK(refusal({"--hosts=127.0.0.1,b", "--rdzv-endpoint=127.0.0.1"}).empty());
   CHECK(refusal({"--hosts=localhost,b"}).find("a first host that b can reach") != std::string::npos);
   CHECK(refusal({"--hosts=a:2,b", "--nproc-per-node=3"})
             .starts_with("--hosts: expected hosts without a number"));
   for (const char* flag : {"--node-rank=0", "--master-addr=a", "--standalone"})
-    CHECK(refusal({"--hosts=a,b", flag}).find("with --hosts, which gives each host its number") !=
-          std::string::npos);
+    CHECK(refusal({"--hosts=a,b", flag}).find("with --hosts, which numbers the hosts") != std::string::npos);
   CHECK(refusal({"--hosts=a,b,c", "--nnodes=2"}).starts_with("--nnodes: expected 3 or MIN:3"));
   CHECK(refusal({"--hosts=a,b,c", "--nnodes=2", "--spares=1"}).empty());
   CHECK(refusal({"--hosts=a,b", "--spares=1"}).starts_with("--spares: expected 0 or"));

@@ -139,7 +139,7 @@ TEST_CASE("several tasks of mpirun on a node are its workers", "[mpi]") {
   for (const char* flag : {"--nproc-per-node=2", "--virtual-local-rank", "--numa-binding=node", "--spares=1"})
     CHECK_THROWS_WITH(
         parse_task({flag}, kFourTasks),
-        ContainsSubstring("one task a node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), where mpirun "
+        ContainsSubstring("one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1), because mpirun "
                           "(Open MPI) starts 4 tasks on 2 nodes (OMPI_COMM_WORLD_SIZE)"));
   const MpiVariables flux = with(kFlux, {{"FLUX_JOB_SIZE", "4"},
                                          {"FLUX_TASK_RANK", "3"},
@@ -163,8 +163,9 @@ TEST_CASE("tasks that are dealt out to the nodes in turn, or not evenly, are ref
       parse_task({}, with(kFourTasks, {{"OMPI_COMM_WORLD_RANK", task},
                                        {"OMPI_COMM_WORLD_LOCAL_RANK", node_task},
                                        {"OMPI_COMM_WORLD_LOCAL_SIZE", node_tasks}})),
-      ContainsSubstring("OMPI_COMM_WORLD_RANK: expected as many tasks on each node, numbered node by "
-                        "node, or one task on each; got task "));
+      ContainsSubstring(
+          "OMPI_COMM_WORLD_RANK: expected the same number of tasks on each node, numbered node by "
+          "node, or one task on each; got task "));
 }
 
 TEST_CASE("a launcher's variable that is missing or makes no sense is named", "[mpi]") {
@@ -178,7 +179,7 @@ TEST_CASE("a launcher's variable that is missing or makes no sense is named", "[
       ContainsSubstring(name + ": expected a number from ") &&
           ContainsSubstring(" under mpirun (Open MPI), got no such variable; OMPI_COMM_WORLD_") &&
           ContainsSubstring(" is set, but not " + name +
-                            ", which mpirun (Open MPI) sets, too; "
+                            ", which mpirun (Open MPI) also sets; "
                             "for a job on this node alone: --standalone"));
   variables[name] = "x";
   CHECK_THROWS_WITH(parse_task({}, variables),
@@ -225,9 +226,9 @@ TEST_CASE("srun's variables count where srun also sets an MPI launcher's, and tw
   const Options options = parse_task({}, with(step, {{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}));
   CHECK(options.run_id == "slurm-6.3");
   CHECK_THROWS_WITH(parse_task({}, with(step, {{"PMI_SIZE", "3"}, {"PMI_RANK", "1"}})),
-                    ContainsSubstring("SLURM_STEP_NUM_TASKS: expected the same of this task as of PMI_SIZE"));
+                    ContainsSubstring("SLURM_STEP_NUM_TASKS: expected it to agree with PMI_SIZE"));
   CHECK_THROWS_WITH(parse_task({}, with(kOpenMpi, {{"PMI_SIZE", "2"}, {"PMI_RANK", "0"}})),
-                    ContainsSubstring("PMI_SIZE: expected the same of this task as of OMPI_COMM_WORLD_SIZE"));
+                    ContainsSubstring("PMI_SIZE: expected it to agree with OMPI_COMM_WORLD_SIZE"));
 }
 
 }  // namespace

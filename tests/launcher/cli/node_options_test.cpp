@@ -142,7 +142,7 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
       {{"--rdzv-backend=c10d"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with c10d, got none"},
       {{"--rdzv-backend=c10d", "--master-addr=a"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with"},
       {{"--master-addr=a", "--spares=1"},
-       "--spares: expected --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, or 0, got "
+       "--spares: expected 0, or --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, got "
        "'1'"},
       {{"--rdzv-endpoint=a:1,a:1"}, "or several different ones, separated by commas, got 'a:1,a:1'"},
       {{"--master-addr=a"}, "--master-addr: expected --node-rank with it, from 0 to 1, got none"},
@@ -152,11 +152,11 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
       {{"--rdzv-endpoint=a:0"},
        "--rdzv-endpoint: expected HOST, HOST:PORT or [IPV6]:PORT with a port from 1"},
       {{"--rdzv-endpoint=a", "--master-addr=b"},
-       "--rdzv-endpoint: expected the host of --master-addr, 'b', or only one of both, got 'a'"},
+       "--rdzv-endpoint: expected the host of --master-addr, 'b', or only one of the two flags, got 'a'"},
       {{"--rdzv-endpoint=a", "--rdzv-backend=zeus"},
        "--rdzv-backend: expected c10d, static or etcd, got 'zeus'"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--hosts=b,c"},
-       "--rdzv-backend: expected no etcd with --hosts, which ends all nodes with the first one, got 'etcd'"},
+       "--rdzv-backend: expected no etcd with --hosts, where all nodes end with the first one, got 'etcd'"},
       {{"--rdzv-backend=etcd"}, "--rdzv-backend: expected --rdzv-endpoint=HOST[:PORT] of etcd with it, got"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--master-addr=a"},
        "--master-addr: expected no address with --rdzv-backend=etcd"},
@@ -391,7 +391,7 @@ TEST_CASE("a token that cannot be one is refused", "[node_options]") {
   };
   CHECK_THAT(message(TokenFile(" \n")), ContainsSubstring("--token-file: expected a token, got nothing but"));
   CHECK_THAT(message(TokenFile("")), ContainsSubstring("got nothing but white space in '"));
-  CHECK_THAT(message(TokenFile(std::string(4097, 'x'))), ContainsSubstring("larger than the 4096 bytes"));
+  CHECK_THAT(message(TokenFile(std::string(4097, 'x'))), ContainsSubstring("larger than 4096 bytes"));
   for (const int mode : {0640, 0604, 0610, 0602})
     CHECK_THAT(message(TokenFile("secret", std::filesystem::perms(mode))),
                ContainsSubstring("--token-file: expected a file that only its owner can use, got mode 06") &&

@@ -114,7 +114,7 @@ TEST_CASE("a variable of a step that is missing is named", "[slurm]") {
       slurm_step(lookup(variables)),
       ContainsSubstring(name + ": expected ") &&
           ContainsSubstring(" in a Slurm job step, got no such variable; SLURM_STEP_ID is set, but not " +
-                            name + ", which srun sets, too"));
+                            name + ", which srun also sets"));
   CHECK_THROWS_AS(parse_steps({}, variables), UsageError);
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("of many variables of a step that are missing three are named", "[slur
   CHECK_THROWS_WITH(
       slurm_step(lookup({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}})),
       ContainsSubstring("is set, but not SLURM_JOB_ID, SLURM_STEP_NUM_NODES, SLURM_STEP_NODELIST and 5 more, "
-                        "which srun sets, too; for a job on this node alone: --standalone"));
+                        "which srun also sets; for a job on this node alone: --standalone"));
 }
 
 TEST_CASE("a variable of a step that makes no sense is named", "[slurm]") {
@@ -215,13 +215,13 @@ TEST_CASE("with spares the step's next nodes may take the coordinator's place", 
   for (const char* flag : {"--spares=1", "--spares=2"})
     CHECK_THROWS_WITH(
         parse_steps({flag}, third_task()),
-        ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, where srun starts "
+        ContainsSubstring("--spares: expected 0, or srun --ntasks-per-node=1, because srun starts "
                           "3 tasks on 2 nodes"));
   const int port = 20000 + 6 * 131 + 3;
   CHECK(nodes.successors == std::vector<Endpoint>{{"n2", port}, {"n3", port}});
   CHECK_THROWS_WITH(
       parse_steps({"--spares=2"}, three),
-      ContainsSubstring("--spares: expected at most 1, for the job takes two of the step's 3 tasks"));
+      ContainsSubstring("--spares: expected at most 1, because the job needs two of the step's 3 tasks"));
 }
 
 TEST_CASE("with several tasks a node each is a worker", "[slurm]") {
@@ -266,7 +266,7 @@ TEST_CASE("several tasks of one node meet there", "[slurm]") {
 TEST_CASE("several tasks a node leave the number of workers and their devices to srun", "[slurm]") {
   const auto [flag, expected] = GENERATE(table<std::string, std::string>({
       {"--nproc-per-node=2",
-       "--nproc-per-node: expected 1, or srun --ntasks-per-node=1, where srun starts 3 tasks"},
+       "--nproc-per-node: expected 1, or srun --ntasks-per-node=1, because srun starts 3 tasks"},
       {"--nproc-per-node=gpu", "on 2 nodes (SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES), got 'gpu'"},
       {"--virtual-local-rank", "--virtual-local-rank: expected srun's own --gpus-per-task"},
       {"--numa-binding=node", "--numa-binding: expected srun's own --cpu-bind"},

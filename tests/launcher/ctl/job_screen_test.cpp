@@ -142,8 +142,8 @@ TEST_CASE("a job that waits does not seem to have waited since it began", "[job_
   view["state"] = "waiting";
   view["ranks"] = View::array();
   const auto head = job_screen({view, nullptr}, SortBy::kRank, 80).head;
-  CHECK_THAT(head[0], ContainsSubstring("  waiting, begun 1:02:05 ago  restarts"));
-  CHECK(head[2] == "no worker runs now");
+  CHECK_THAT(head[0], ContainsSubstring("  waiting, started 1:02:05 ago  restarts"));
+  CHECK(head[2] == "no worker is running");
 }
 
 TEST_CASE("columns stay in line beside letters of several bytes", "[job_screen]") {
@@ -181,7 +181,7 @@ TEST_CASE("what is not known is a dash, and an ended rank says how", "[job_scree
   CHECK_THAT(screen.rows[0].text, ContainsSubstring("exit 7") && ContainsSubstring("-"));
   CHECK_THAT(screen.rows[1].text, ContainsSubstring("SIGKILL"));
   CHECK(screen.rows[0].kind == ScreenRow::Kind::kEnded);
-  CHECK_THAT(screen.head[2], ContainsSubstring("has not said how far it is"));
+  CHECK_THAT(screen.head[2], ContainsSubstring("has not reported its progress"));
 }
 
 View job_of_nodes() {

@@ -78,7 +78,7 @@ TEST_CASE("the report shows errors from before the failure of workers that had n
   report.not_exited[0].error.error = WorkerError{"E: the cause", "", 0};
   CHECK_THAT(describe(report), ContainsSubstring(R"(
 --------------------------------------------------------------------------------
-Reported an error before that and had not exited:
+Had reported an error before that, but had not exited:
   rank 1 (local_rank: 1, pid: 120): signal 15 (SIGTERM), after ddprun told it to end
     E: the cause
 )"));

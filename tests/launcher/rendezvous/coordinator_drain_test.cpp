@@ -178,7 +178,7 @@ TEST_CASE("one node is drained at a time", "[drain]") {
   refused(rig, "b", "the job has no node 'b'");
   CHECK(rig.count<Drained>(rig.b) == 1);
   const auto answer = drain(rig, "d");
-  CHECK(answer.text == "node d (10.0.0.4) leaves the job; it stood by");
+  CHECK(answer.text == "node d (10.0.0.4) leaves the job; it was standing by");
   leave(rig, last);
   CHECK(rig.round_of(rig.a) == 1);
   CHECK(rig.round_of(3) == 1);

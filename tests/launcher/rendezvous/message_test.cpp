@@ -49,7 +49,7 @@ std::vector<CoordinatorMessage> coordinator_messages() {
           Waiting{0, 1, 1, true, 0},
           Waiting{1, 1, 2, false, 0, 1000},
           Refused{"node rank 1 is taken"},
-          DrainAnswer{7, true, "node n2 leaves the job; it stood by"},
+          DrainAnswer{7, true, "node n2 leaves the job; it was standing by"},
           Drained{5, "node n2 is drained", true},
           Lead{5},
           Start{.number = 1,

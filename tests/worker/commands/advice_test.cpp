@@ -78,7 +78,7 @@ TEST_CASE("a small last batch is told, with a size that leaves none", "[advice]"
   CHECK(batch_advice(run).empty());
   run.batch_size = 111;  // 18 and 2
   CHECK(batch_advice(run) ==
-        "each epoch's last batch has 2 of 111 samples, and counts as much as a whole one: --batch-size 100 "
+        "each epoch's last batch has 2 of 111 samples, but counts as much as a whole one: --batch-size 100 "
         "leaves none over");
   run.training_samples = 2 * 1009;  // a prime
   run.batch_size = 100;
@@ -104,7 +104,7 @@ TEST_CASE("samples that are used twice are told, unless the run cannot do withou
   run.ranks = 8;
   run.training_samples = 100;  // 13 for each rank
   CHECK(batch_advice(run) ==
-        "4 samples of 100 are used twice in each epoch, so that all ranks have as many: "
+        "4 samples of 100 are used twice in each epoch, so that all ranks have the same number: "
         "--join uses each once");
   run.can_join = false;
   CHECK_THAT(batch_advice(run), !ContainsSubstring("--join"));
@@ -142,7 +142,7 @@ TEST_CASE("cores that a quarter or more of are idle, or that threads share, are 
 TEST_CASE("16 bits are told where the hardware computes in them", "[advice]") {
   auto run = good_run();
   run.cpu_has_bf16 = true;
-  CHECK(precision_advice(run) == "trained in 32 bits, and the CPU computes in 16: --precision bf16-mixed");
+  CHECK(precision_advice(run) == "trained in 32 bits, and the CPU can compute in 16: --precision bf16-mixed");
   run.precision = train::Precision::kBf16Mixed;
   CHECK(precision_advice(run).empty());
   run.on_gpu = true;
@@ -150,7 +150,7 @@ TEST_CASE("16 bits are told where the hardware computes in them", "[advice]") {
   run.fast = true;
   CHECK(precision_advice(run).empty());
   run.precision = train::Precision::k32;
-  CHECK(precision_advice(run) == "trained in 32 bits, and the GPU computes in 16: --precision bf16-mixed");
+  CHECK(precision_advice(run) == "trained in 32 bits, and the GPU can compute in 16: --precision bf16-mixed");
 }
 
 TEST_CASE("a search for unused parameters is told", "[advice]") {

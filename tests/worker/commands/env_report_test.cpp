@@ -132,7 +132,8 @@ TEST_CASE("worker env names what ranks show only side by side", "[env_report]") 
   CHECK(first.wait() == ExitStatus::exited(1));
   CHECK(second.wait() == ExitStatus::exited(1));
   CHECK_THAT(first.out(),
-             ContainsSubstring("wrong: rank 1: LOCAL_RANK: expected another for each rank of a host, got 0"));
+             ContainsSubstring(
+                 "wrong: rank 1: LOCAL_RANK: expected a different one for each rank of a host, got 0"));
 }
 
 TEST_CASE("worker env names a rank that does not come", "[env_report]") {

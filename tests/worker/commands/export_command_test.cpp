@@ -57,7 +57,7 @@ TEST_CASE("export does not write over a file that a run has listed", "[export]")
   for (const auto& listed : {last, run / "weights.pt"}) {
     const auto before = read_file(listed);
     CHECK_THROWS_WITH(run_export({source, listed}),
-                      ContainsSubstring("expected OUT to be another file than those of the run in ") &&
+                      ContainsSubstring("expected OUT to be a file that does not belong to the run in ") &&
                           ContainsSubstring(listed.string()));
     CHECK(read_file(listed) == before);
   }
@@ -118,7 +118,7 @@ TEST_CASE("export refuses with one line what it cannot do", "[export]") {
                       ContainsSubstring("a folder is for a checkpoint of the task sam"));
   CHECK_FALSE(fs::exists(out));
   CHECK_THROWS_WITH(run_export({source, source}),
-                    "export: expected OUT to be another file than CHECKPOINT, which it would replace, got '" +
+                    "export: expected OUT to be a file other than CHECKPOINT, which it would replace, got '" +
                         source.string() + "'");
 }
 

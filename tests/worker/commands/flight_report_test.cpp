@@ -128,8 +128,9 @@ TEST_CASE("records of another job are left out by name", "[flight]") {
   const auto report =
       make_flight_report({dump_of(0, 2, 3), dump_of(1, 2, 3), dump_of(2, 4, 1, CollectiveState::kFailed, 1)});
   CHECK_FALSE(report.culprit);
-  CHECK_THAT(text_of(report),
-             ContainsSubstring("rank 2: its record is of a job of 4 ranks, the newest is of one of 2"));
+  CHECK_THAT(
+      text_of(report),
+      ContainsSubstring("rank 2: its record is from a job of 4 ranks, but the newest is from a job of 2"));
 }
 
 TEST_CASE("ranks outside of a subgroup are not missed in it", "[flight]") {

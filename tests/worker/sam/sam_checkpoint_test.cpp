@@ -115,10 +115,10 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
   SECTION("one tensor that is two") {
     for (auto& [name, tensor] : weights)
       if (name == kSamePositions) tensor = tensor + 1;
-    refused("positional_embedding\" differ, expected one under two names");
+    refused("positional_embedding\" differ, expected one tensor under both names");
     for (auto& [name, tensor] : weights)
       if (name == kSamePositions) tensor = tensor.to(torch::kHalf);
-    refused("positional_embedding\" differ, expected one under two names");
+    refused("positional_embedding\" differ, expected one tensor under both names");
   }
 }
 
@@ -136,7 +136,7 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
   refused(folder.path(), "config.json: does not exist, expected it beside model.safetensors");
   write_file_atomic(folder.path() / "last.pt", "");
   refused(folder.path() / "last.pt",
-          "config.json: does not exist, expected it beside last.pt; of a run, give its folder, or one "
+          "config.json: does not exist, expected it beside last.pt; for a run, give its folder, or one "
           "that `worker export CHECKPOINT FOLDER` writes");
 }
 

@@ -53,7 +53,7 @@ Split random_split(std::int64_t size, double fraction, std::uint64_t seed) {
   };
   const auto left = size - share(1 - fraction) - share(fraction);
   if (size < 2)
-    throw std::invalid_argument("random_split: expected two examples or more, one a part, got " +
+    throw std::invalid_argument("random_split: expected at least two examples, one for each part, got " +
                                 std::to_string(size));
   const auto train = std::clamp<std::int64_t>(share(1 - fraction) + (left + 1) / 2, 1, size - 1);
   const auto order = randperm(size, seed);
@@ -69,7 +69,7 @@ std::vector<std::int64_t> first(std::vector<std::int64_t> indices, std::int64_t 
 TensorDataset::TensorDataset(torch::Tensor input, torch::Tensor target)
     : input_(std::move(input)), target_(std::move(target)) {
   if (input_.dim() < 1 || target_.dim() < 1 || input_.size(0) != target_.size(0) || input_.size(0) < 1)
-    throw std::invalid_argument("TensorDataset: expected as many inputs as targets, one at least");
+    throw std::invalid_argument("TensorDataset: expected as many inputs as targets, and at least one");
 }
 
 Batch TensorDataset::get_batch(const std::vector<std::int64_t>& indices) const {

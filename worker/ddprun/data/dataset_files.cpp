@@ -120,7 +120,7 @@ fs::path find_idx(const fs::path& folder, const std::string& name) {
   }
   if (!fs::is_directory(folder, error))
     throw IoError(folder, "no such folder; expected one with " + name + "[.gz]");
-  throw IoError(folder / name, "no such file, nor with .gz");
+  throw IoError(folder / name, "no such file, with or without .gz");
 }
 
 }  // namespace
@@ -188,7 +188,7 @@ Images read_mnist(const fs::path& folder, Part part, std::int64_t limit) {
   auto labels = read_idx(label_path, 1);
   if (labels.size(0) != images_NHW.size(0))
     throw IoError(label_path, "expected " + std::to_string(images_NHW.size(0)) +
-                                  " labels, one an image, got " + std::to_string(labels.size(0)));
+                                  " labels, one per image, got " + std::to_string(labels.size(0)));
   if (const int largest = labels.max().item<int>(); largest > 9)
     throw IoError(label_path, "expected labels from 0 to 9, got " + std::to_string(largest));
   if (limit > 0 && limit < images_NHW.size(0)) {
@@ -221,7 +221,7 @@ fs::path folder_with(const fs::path& folder, const std::string& name) {
   for (const auto& candidate : {folder, folder / "cifar-10-batches-py"})
     if (fs::exists(candidate / "batches.meta", error))
       throw IoError(candidate, "holds CIFAR-10's Python version, expected the binary version (" + name + ")");
-  throw IoError(folder / name, std::string("no such file, nor in ") + kSubfolder + "/ there");
+  throw IoError(folder / name, std::string("no such file, here or in ") + kSubfolder + "/");
 }
 
 RecordFile open_records(const fs::path& path) {
@@ -231,7 +231,7 @@ RecordFile open_records(const fs::path& path) {
   const std::int64_t size = status.st_size;
   if (size == 0 || size % kRecordBytes != 0)
     throw IoError(path, c10::str("expected records of ", kRecordBytes, " bytes, got ", size / kRecordBytes,
-                                 " and ", size % kRecordBytes, " bytes more"));
+                                 " of them and ", size % kRecordBytes, " more bytes"));
   return {path, std::move(fd), size / kRecordBytes};
 }
 

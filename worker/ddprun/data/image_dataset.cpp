@@ -137,7 +137,7 @@ ImageDataset::ImageDataset(Images images, ImageTransform transform)
     throw std::invalid_argument("ImageDataset: expected images as uint8 [N, C, H, W], each contiguous");
   if (labels.dim() != 1 || labels.scalar_type() != torch::kInt64 || labels.size(0) != pixels.size(0) ||
       !labels.is_contiguous())
-    throw std::invalid_argument("ImageDataset: expected labels as int64 [N], one an image");
+    throw std::invalid_argument("ImageDataset: expected labels as int64 [N], one per image");
   if (pixels.size(1) != transform_.channels())
     throw std::invalid_argument(c10::str("ImageDataset: expected a mean for each of ", pixels.size(1),
                                          " channels, got ", transform_.channels()));

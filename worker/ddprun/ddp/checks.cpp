@@ -172,7 +172,7 @@ void check_replicas(const ProcessGroup& group, const std::vector<at::Tensor>& te
     names.push_back(c10::str("rank ", rank, " on ", hosts[static_cast<std::size_t>(rank)]));
   const auto which = odd.size() == sums.size()
                          ? ", and it cannot be told which of them are right"
-                         : c10::str(odd.size() == 1 ? " has" : " have", " other bits than the other ",
+                         : c10::str(odd.size() == 1 ? " has" : " have", " different bits from the other ",
                                     sums.size() - odd.size(), " ranks");
   // Fails when those end.
   if (std::ranges::find(odd, group.rank()) == odd.end()) all_reduce_sum(group, {0});

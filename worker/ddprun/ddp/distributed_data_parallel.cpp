@@ -255,7 +255,7 @@ struct DistributedDataParallel::Engine {
   void rebuild_buckets() { has_rebuilt_buckets |= reducer->rebuild_buckets(); }
 
   void begin_join(const JoinOptions& join_options) {
-    if (join) throw std::invalid_argument("join: expected to be called once at a time");
+    if (join) throw std::invalid_argument("join: expected no second call before the first has ended");
     if (has_sparse_gradients || options.skip_all_reduce_unused_parameters)
       throw std::invalid_argument(
           "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
@@ -268,7 +268,7 @@ struct DistributedDataParallel::Engine {
   bool shadow_step(const std::function<void()>& after_step) {
     if (!reducer) return false;
     if (options.static_graph && iterations == 0)
-      throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
+      throw std::invalid_argument("join: with static_graph every rank needs input for at least one step");
     if (PendingSum(group, device(), {0}).wait()[0] == 0) return false;
     const auto step = PendingSum(group, device(), {0, 0, 0}).wait();
     const bool reduces = step[0] != 0, training = step[1] != 0;

@@ -135,7 +135,7 @@ ReplicatedState replicated_state(const ModelTensors& model, const std::vector<st
     const auto is_it = [&](const NamedTensor& each) { return each.name == name; };
     if (std::ranges::none_of(parameters, is_it) && std::ranges::none_of(buffers, is_it))
       throw std::invalid_argument(
-          "DistributedDataParallel: expected parameters and buffers of the module to be ignored, got '" +
+          "DistributedDataParallel: expected names of parameters and buffers of the module to ignore, got '" +
           name + "'");
   }
   return {select(parameters, ignore), select(buffers, ignore)};

@@ -284,7 +284,8 @@ LabelMap decode_png_labels(std::string_view bytes, const std::filesystem::path& 
   for (std::size_t y = 0; y < height; ++y)
     if (!take_labels(pixels.data() + y * (pixels.size() / height), width, channels, bytes_each,
                      labels.values.data() + y * width))
-      throw IoError(path, "has colours, expected a mask: grey numbers of instances, or a palette's");
+      throw IoError(path,
+                    "has colours, expected a mask whose grey values or palette entries are instance numbers");
   return labels;
 }
 

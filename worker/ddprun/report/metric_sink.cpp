@@ -108,13 +108,13 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
     };
     if (cells.size() != columns.size())
       throw wrong(
-          formatted("%zu cells expected, as in the first line, got %zu", columns.size(), cells.size()));
+          formatted("expected %zu cells, as in the first line, got %zu", columns.size(), cells.size()));
     MetricRow row;
     for (std::size_t i = 0; i < cells.size(); ++i) {
       if (cells[i].empty()) continue;
       char* end_of_number = nullptr;
       const double value = std::strtod(cells[i].c_str(), &end_of_number);
-      if (*end_of_number != '\0') throw wrong("a number expected, got '" + cells[i] + "'");
+      if (*end_of_number != '\0') throw wrong("expected a number, got '" + cells[i] + "'");
       row.emplace_back(columns[i], value);
     }
     rows.push_back(std::move(row));
@@ -130,7 +130,7 @@ std::vector<MetricRow> read_metrics_jsonl(const std::filesystem::path& path) {
       for (const auto& [name, value] : object.items())
         row.emplace_back(name, value.is_null() ? std::nan("") : value.get<double>());
     } catch (const nlohmann::json::exception&) {
-      throw IoError(path, formatted("line %zu: a JSON object of numbers expected", rows.size()));
+      throw IoError(path, formatted("line %zu: expected a JSON object of numbers", rows.size()));
     }
   return rows;
 }

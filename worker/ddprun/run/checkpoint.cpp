@@ -110,7 +110,7 @@ Checkpoint::~Checkpoint() {
 void Checkpoint::keep(const std::string& name, std::function<c10::IValue()> save,
                       std::function<void(const c10::IValue&)> load) {
   if (name == kFinished)
-    throw std::invalid_argument("Checkpoint::keep: another name than 'finished' expected");
+    throw std::invalid_argument("Checkpoint::keep: expected a name other than 'finished'");
   parts_.push_back({name, std::move(save), std::move(load)});
 }
 

@@ -181,7 +181,7 @@ void MetricFiles::load_state_dict(const c10::impl::GenericDict& state) {
       figures.emplace_back(figure.key().toStringRef(), figure.value().toDouble());
   }
   if (rows_ < static_cast<std::int64_t>(newest_.size()))
-    reader.fail("'rows': expected as many as are in 'newest', or more, got " + std::to_string(rows_));
+    reader.fail("'rows': expected at least as many as are in 'newest', got " + std::to_string(rows_));
   begin();
   rows_ = context_.broadcast(at::scalar_tensor(rows_, at::kLong)).item<std::int64_t>();
 }

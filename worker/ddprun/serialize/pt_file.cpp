@@ -147,7 +147,8 @@ class ZipRecords {
       const auto count = zip_fread(file.get(), wanted > 0 ? sink(at) : &beyond, wanted > 0 ? wanted : 1);
       if (count < 0) fail("record " + in_quotes(name) + ": " + zip_file_strerror(file.get()));
       if (count == 0 && wanted == 0) break;
-      if (count == 0 || wanted == 0) fail("record " + in_quotes(name) + " has another size than it says");
+      if (count == 0 || wanted == 0)
+        fail("record " + in_quotes(name) + " has a different size than its header says");
       at += static_cast<std::uint64_t>(count);
     }
     record.verified = true;
@@ -265,7 +266,7 @@ ZipRecords open_zip(const std::filesystem::path& path) {
     throw IoError(path, "has byte order " + in_quotes(records.read("byteorder")) + ", expected \"little\"");
   if (records.size("data.pkl") > kMaxPickle)
     throw IoError(path, "has a data.pkl of " + std::to_string(records.size("data.pkl")) +
-                            " bytes, expected " + std::to_string(kMaxPickle) + " at most");
+                            " bytes, expected at most " + std::to_string(kMaxPickle));
   return records;
 }
 
@@ -348,7 +349,7 @@ class LegacyStorages {
   std::unordered_map<std::string, LegacyStorage> storages_;
 };
 
-c10::Storage no_storage(const StorageReference&) { throw UnpickleError("a tensor where none can be"); }
+c10::Storage no_storage(const StorageReference&) { throw UnpickleError("a tensor where none is allowed"); }
 
 void check_little_endian(const c10::IValue& system) {
   if (system.isGenericDict())

@@ -47,7 +47,7 @@ class SafetensorsFile {
     throw IoError(path_, "damaged, expected a .safetensors file: " + message);
   }
   void read(std::uint64_t offset, void* bytes, std::uint64_t count) const {
-    if (read_at(fd_, offset, bytes, count, path_) != count) fail("ends before its time");
+    if (read_at(fd_, offset, bytes, count, path_) != count) fail("ends too early");
   }
   std::uint64_t header_size() const {
     std::uint64_t length = 0;  // little endian, like this host
@@ -117,9 +117,9 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
 
 std::map<std::string, std::string> read_metadata(const SafetensorsFile& file, const nlohmann::json& json) {
   std::map<std::string, std::string> metadata;
-  if (!json.is_object()) file.fail("its metadata are not a JSON object");
+  if (!json.is_object()) file.fail("its metadata is not a JSON object");
   for (const auto& [key, value] : json.items()) {
-    if (!value.is_string()) file.fail("its metadata " + in_quotes(key) + " are not text");
+    if (!value.is_string()) file.fail("its metadata " + in_quotes(key) + " is not text");
     metadata.emplace(key, value.get<std::string>());
   }
   return metadata;
@@ -192,7 +192,7 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
   try {
     text = header.dump();
   } catch (const nlohmann::json::exception&) {
-    throw std::invalid_argument("a tensor's name or the metadata are not UTF-8");
+    throw std::invalid_argument("a tensor's name or the metadata is not UTF-8");
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size();
@@ -211,7 +211,7 @@ bool is_safetensors(const std::filesystem::path& path) {
 
 Safetensors read_safetensors(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
-  if (file.size() < 9) file.fail("ends before its time");
+  if (file.size() < 9) file.fail("ends too early");
   const auto length = file.header_size();
   const auto header = read_header(file, length);
   std::vector<Entry> entries;

@@ -344,7 +344,7 @@ class Unpickler : PickleStack {
     if (!offset.isInt() || offset.toInt() < 0 || !sizes || !strides || sizes->size() != strides->size() ||
         sizes->size() > kMaxDimensions)
       fail(
-          "a tensor whose offset, size and stride are not a number and two tuples of as many numbers, all >= "
+          "a tensor whose offset, size and stride are not a number and two tuples of the same length, all >= "
           "0");
     // Neither may overflow int64, nor may the product without zeros: TensorImpl multiplies in that order.
     auto bytes = static_cast<std::int64_t>(c10::elementSize(viewed.dtype));
@@ -375,7 +375,7 @@ class Unpickler : PickleStack {
     const std::size_t needed = function.ends_with("_v3") ? 7 : function.ends_with("_v2") ? 6 : 4;
     const auto* storage = arguments.empty() ? nullptr : std::get_if<StorageReference>(&arguments[0].what);
     const bool fits = arguments.size() == needed || (needed > 4 && arguments.size() == needed + 1);
-    if (!fits || storage == nullptr) fail("calls " + function + " with other arguments than it has");
+    if (!fits || storage == nullptr) fail("calls " + function + " with arguments that it does not take");
     auto viewed = *storage;
     if (needed == 7) {
       const auto& name = plain(arguments[6], "a tensor's dtype");
@@ -403,7 +403,7 @@ class Unpickler : PickleStack {
       name += ":" + std::to_string(plain(arguments[1], "a device").toInt());
     else if (arguments.size() != 1)
       name.clear();
-    if (name.empty()) fail("calls torch.device with other arguments than it has");
+    if (name.empty()) fail("calls torch.device with arguments that it does not take");
     push(std::move(name));
   }
 
@@ -425,7 +425,7 @@ class Unpickler : PickleStack {
     if (parameter || first_is("collections.Counter", &c10::IValue::isGenericDict) ||
         first_is("__builtin__.set", &c10::IValue::isList) || first_is("torch.Size", &c10::IValue::isTuple))
       return push(arguments[0]);
-    fail("calls " + name + " with other arguments than it has");
+    fail("calls " + name + " with arguments that it does not take");
   }
 
   // clang-format off

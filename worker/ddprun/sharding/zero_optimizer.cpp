@@ -141,7 +141,7 @@ void ZeroOptimizer::check_unchanged() const {
     }
   if (flat != trainable)
     throw std::invalid_argument(
-        "ZeroOptimizer: a parameter was made trainable; do so before making the optimizer");
+        "ZeroOptimizer: a parameter was made trainable later; do that before making the optimizer");
 }
 
 void ZeroOptimizer::step_own_part() {

@@ -158,8 +158,8 @@ void read_csv(std::string_view text, PointTable& table) {
     const auto where = "line " + std::to_string(number);
     const auto fields = fields_of(line);
     if (fields.size() != columns)
-      table.fail(where,
-                 c10::str("expected ", columns, " values, as the header has names, got ", fields.size()));
+      table.fail(where, c10::str("expected ", columns, " values, as many as the header has names, got ",
+                                 fields.size()));
     std::array<double, 4> row = {0, 0, 0, 1};
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (places[i] == columns) continue;

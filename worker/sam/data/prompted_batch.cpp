@@ -25,7 +25,7 @@ ImageSize with_longest_side(ImageSize size, std::int64_t longest) {
 void check_size(ImageSize size) {
   if (size.height < 1 || size.width < 1)
     throw std::invalid_argument(
-        c10::str("SamProcessor: expected an image of 1 x 1 at least, got ", size.width, " x ", size.height));
+        c10::str("SamProcessor: expected an image of at least 1 x 1, got ", size.width, " x ", size.height));
 }
 
 /// The nearest neighbour among `old` places for each of `count`, in single precision like ATen.

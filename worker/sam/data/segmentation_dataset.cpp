@@ -84,7 +84,7 @@ std::vector<SegmentationPair> pairs_by_folder(const fs::path& folder) {
     if (!fs::is_directory(entry / "masks"))
       throw IoError(images[0], "has no masks, expected a folder " + (entry / "masks").string());
     auto masks = masks_in(entry / "masks");
-    if (masks.empty()) throw IoError(entry / "masks", "holds no mask, expected PNG files, one an instance");
+    if (masks.empty()) throw IoError(entry / "masks", "holds no mask, expected PNG files, one per instance");
     pairs.push_back({images[0], std::move(masks)});
   }
   return pairs;
@@ -214,7 +214,7 @@ SegmentedImage read_segmented_image(const SegmentationPair& pair) {
   auto& instances = image.instances;
   if (pair.masks.size() > kMostInstances)
     throw IoError(pair.masks[kMostInstances],
-                  "is one mask too many, expected at most 65535 instances an image");
+                  "is one mask too many, expected at most 65535 instances per image");
   for (std::size_t i = 0; i < pair.masks.size(); ++i) {
     auto labels = read_labels(pair.masks[i]);
     check_size(pair.masks[i], labels, pair, image.picture);

@@ -222,10 +222,10 @@ std::string problem(const SamConfig& config) {
     return c10::str("vision_config.num_channels: expected 3, got ", config.vision.num_channels);
   if (const auto line = too_large(config); !line.empty()) return line;
   if (config.prompt_encoder.num_point_embeddings < 4)
-    return c10::str("prompt_encoder_config.num_point_embeddings: expected 4 at least, got ",
+    return c10::str("prompt_encoder_config.num_point_embeddings: expected at least 4, got ",
                     config.prompt_encoder.num_point_embeddings);
   if (config.mask_decoder.iou_head_depth < 2)
-    return c10::str("mask_decoder_config.iou_head_depth: expected 2 at least, got ",
+    return c10::str("mask_decoder_config.iou_head_depth: expected at least 2, got ",
                     config.mask_decoder.iou_head_depth);
   const auto& [vision, prompt, decoder, range] = config;
   const auto inner = decoder.hidden_size / decoder.attention_downsample_rate;

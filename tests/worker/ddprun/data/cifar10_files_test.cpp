@@ -80,13 +80,13 @@ TEST_CASE("CIFAR-10 refuses wrong files, naming file, record, what was expected 
     for (const std::size_t size : {1ul, kRecord - 1, kRecord + 1, 7 * kRecord - 1}) {
       write_file_atomic(folder.test(), records(7, 3).substr(0, size));
       CHECK_THROWS_WITH(read(Part::kTest), folder.test().string() + ": expected records of 3073 bytes, got " +
-                                               std::to_string(size / kRecord) + " and " +
-                                               std::to_string(size % kRecord) + " bytes more");
+                                               std::to_string(size / kRecord) + " of them and " +
+                                               std::to_string(size % kRecord) + " more bytes");
     }
   }
   SECTION("empty") {
     write_file_atomic(folder.test(), "");
-    CHECK_THROWS_WITH(read(Part::kTest), ContainsSubstring("got 0 and 0 bytes more"));
+    CHECK_THROWS_WITH(read(Part::kTest), ContainsSubstring("got 0 of them and 0 more bytes"));
   }
   SECTION("cut between records") {
     write_file_atomic(folder.batch(4), records(11, 0));
@@ -109,7 +109,7 @@ TEST_CASE("CIFAR-10 refuses wrong files, naming file, record, what was expected 
     CHECK_THROWS_WITH(read(Part::kTrain), ContainsSubstring(folder.batch(3).string()));
     fs::remove(folder.batch(1));
     CHECK_THROWS_WITH(read(Part::kTrain),
-                      folder.batch(1).string() + ": no such file, nor in cifar-10-batches-bin/ there");
+                      folder.batch(1).string() + ": no such file, here or in cifar-10-batches-bin/");
     write_file_atomic(folder.dir.path() / "batches.meta", "x");
     CHECK_THROWS_WITH(read(Part::kTrain), ContainsSubstring("holds CIFAR-10's Python version, expected the "
                                                             "binary version (data_batch_1.bin)"));

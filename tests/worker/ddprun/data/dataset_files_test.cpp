@@ -150,7 +150,7 @@ TEST_CASE("dataset refuses wrong content, naming the file and what was expected"
   }
   SECTION("another number of labels") {
     write_file_atomic(folder.labels_path(), labels(std::string(2, '\0')));
-    CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected 3 labels, one an image, got 2"));
+    CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected 3 labels, one per image, got 2"));
   }
   SECTION("a label that is not a digit") {
     write_file_atomic(folder.labels_path(), labels(std::string("\x02\x0a\x00", 3)));
@@ -163,7 +163,7 @@ TEST_CASE("dataset names what is missing", "[idx_dataset]") {
   CHECK_THROWS_WITH(IdxDataset("/no/such/folder", Part::kTrain, 0, 1),
                     ContainsSubstring("/no/such/folder: no such folder"));
   CHECK_THROWS_WITH(IdxDataset(folder.dir.path(), Part::kTrain, 0, 1),
-                    ContainsSubstring("train-images-idx3-ubyte: no such file, nor with .gz"));
+                    ContainsSubstring("train-images-idx3-ubyte: no such file, with or without .gz"));
   fs::create_symlink("loop", folder.dir.path() / "loop");  // cannot be looked into, by root neither
   CHECK_THROWS_WITH(IdxDataset(folder.dir.path() / "loop", Part::kTrain, 0, 1),
                     (folder.dir.path() / "loop/train-images-idx3-ubyte").string() +

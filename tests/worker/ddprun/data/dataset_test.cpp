@@ -184,13 +184,13 @@ TEST_CASE("a split that cannot be is refused", "[subset]") {
   CHECK_THROWS_AS(random_split(100, 1, 0), std::invalid_argument);
   CHECK_THROWS_AS(random_split(100, NAN, 0), std::invalid_argument);
   CHECK_THROWS_WITH(random_split(1, 0.5, 0),
-                    "random_split: expected two examples or more, one a part, got 1");
+                    "random_split: expected at least two examples, one for each part, got 1");
   CHECK_THROWS_AS(random_split(0, 0.5, 0), std::invalid_argument);
   ddprun::worker::Config config;
   config.data.val_split = 0.1;
   const auto one = std::make_shared<Subset>(augmented_images(), std::vector<std::int64_t>{7});
   CHECK_THROWS_WITH(ddprun::worker::split_for_validation(one, one, config),
-                    "--val-split 0.1: expected two examples or more, one a part, got 1");
+                    "--val-split 0.1: expected at least two examples, one for each part, got 1");
 }
 
 TEST_CASE("a subset gives its examples, augmented by their numbers in the whole", "[subset]") {

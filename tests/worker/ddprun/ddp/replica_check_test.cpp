@@ -82,7 +82,7 @@ TEST_CASE("a rank with a flipped bit is named with its host, and the others see 
   spawn(3, [](const WorkerEnv& env) {
     const auto outcome = outcome_of(env, {1});
     ensure(env.rank == 1 ? outcome.starts_with("replicas differ after step 200: rank 1 on ") &&
-                               outcome.find(" has other bits than the other 2 ranks") != std::string::npos
+                               outcome.find(" has different bits from the other 2 ranks") != std::string::npos
                          : outcome == "ended",
            outcome.c_str());
   });

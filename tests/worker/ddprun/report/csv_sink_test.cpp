@@ -67,9 +67,9 @@ TEST_CASE("a last line that was cut off is left out, a wrong line is named", "[c
   CHECK(read_metrics_csv(path) == std::vector<MetricRow>{{{"step", 1}, {"loss", 2}}});
   write_file_atomic(path, "step,loss\n1,2\n3\n");
   CHECK_THROWS_WITH(read_metrics_csv(path),
-                    ContainsSubstring("metrics.csv: line 3: 2 cells expected, as in the first line, got 1"));
+                    ContainsSubstring("metrics.csv: line 3: expected 2 cells, as in the first line, got 1"));
   write_file_atomic(path, "step,loss\n1,two\n");
-  CHECK_THROWS_WITH(read_metrics_csv(path), ContainsSubstring("line 2: a number expected, got 'two'"));
+  CHECK_THROWS_WITH(read_metrics_csv(path), ContainsSubstring("line 2: expected a number, got 'two'"));
 }
 
 }  // namespace

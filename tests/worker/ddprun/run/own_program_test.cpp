@@ -466,7 +466,7 @@ TEST_CASE("a training that has finished early stays finished", "[own_program]") 
             checkpoint.keep(
                 "finished", [] { return c10::IValue(true); }, [](const c10::IValue&) {});
           },
-          "another name than 'finished'");
+          "a name other than 'finished'");
       std::int64_t epochs = 0;
       for (auto epoch = checkpoint.resume(); epoch < 100; checkpoint.save(++epoch)) {
         ++epochs;

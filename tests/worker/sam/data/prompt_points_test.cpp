@@ -76,7 +76,7 @@ TEST_CASE("what is wrong in a file of points is named with its line", "[prompt_p
   CHECK(error_of(header + "0,1,2\n1,2,x7\n") == "line 3: expected a number as x, got 'x7'");
   CHECK(error_of(header + "0,,2\n") == "line 2: expected a number as y, got ''");
   CHECK(error_of(header + "0,nan,2\n") == "line 2: expected a number as y, got 'nan'");
-  CHECK(error_of(header + "\n0,1\n") == "line 3: expected 3 values, as the header has names, got 2");
+  CHECK(error_of(header + "\n0,1\n") == "line 3: expected 3 values, as many as the header has names, got 2");
   CHECK(error_of(header + "3,1,2\n") == "line 2: expected an index from 0 to 2, one of 3 images, got 3");
   CHECK(error_of(header + "-1,1,2\n") == "line 2: expected an index from 0 to 2, one of 3 images, got -1");
   CHECK_THAT(error_of(header + "0.5,1,2\n"), ContainsSubstring("expected an index from 0 to 2"));

@@ -173,6 +173,6 @@ TEST_CASE("points of several images are padded to as many as the most with -10",
 TEST_CASE("sizes that no image has are refused", "[sam_processor]") {
   CHECK_THROWS_AS(SamProcessor({.image_size = 0}), std::invalid_argument);
   CHECK_THROWS_AS(SamProcessor({.std = {1, 0, 1}}), std::invalid_argument);
-  CHECK_THROWS_WITH(SamProcessor().resized({0, 5}), ContainsSubstring("1 x 1 at least, got 5 x 0"));
+  CHECK_THROWS_WITH(SamProcessor().resized({0, 5}), ContainsSubstring("at least 1 x 1, got 5 x 0"));
   CHECK(SamProcessor({.image_size = 16}).resized({1, 1000}) == ImageSize{1, 16});
 }

@@ -153,8 +153,9 @@ Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resume
   std::set<std::string> names = {"Trainer", "ModelCheckpoint", "PowerSGD"};
   for (const auto& callback : callbacks)
     if (const auto name = callback->name(); !name.empty() && !names.insert(name).second)
-      throw std::invalid_argument("callbacks: expected a name() of its own for each, got '" + name +
-                                  "' again, or one of the trainer's");
+      throw std::invalid_argument(
+          "callbacks: expected names that differ from each other and from the trainer's, got '" + name +
+          "' again");
   return callbacks;
 }
 

@@ -98,8 +98,8 @@ c10::IValue callback_state(const TrainingState& state, const std::string& callba
   if (found != state.callbacks.end() && found->first.starts_with(wanted)) return found->second;
   const auto other = state.callbacks.lower_bound(callback);
   if (run.on_rank_0() && other != state.callbacks.end() && other->first.starts_with(callback))
-    log_info("resume: the checkpoint's " + callback + " goes by another metric than " + run.monitor +
-             ": it begins anew");
+    log_info("resume: the checkpoint's " + callback + " uses a metric other than " + run.monitor +
+             ": it starts again");
   return {};
 }
 

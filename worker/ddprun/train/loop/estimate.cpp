@@ -87,7 +87,7 @@ std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, 
   table +=
       "\nbatches: in an epoch, on each rank; time: of one batch. Assumes that more ranks compute\n"
       "as fast as these, and that exchanging gradients costs a ring's share, (ranks - 1) / ranks.\n"
-      "Without validation, tests and checkpoints.\n";
+      "Leaves out validation, tests and checkpoints.\n";
   if (measured.ranks == 1)
     table +=
         "One rank exchanges nothing: ddprun --nproc-per-node=2 worker ... --estimate measures\n"

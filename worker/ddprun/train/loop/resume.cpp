@@ -39,7 +39,7 @@ void check_same_run(const Run& run, const Resumed& resumed) {
   if (examples && *examples != run.task.train_set->size())
     throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
                      " training examples, got " + std::to_string(run.task.train_set->size()) +
-                     " (--data, --val-split and --limit-train say which)");
+                     " (set by --data, --val-split and --limit-train)");
 }
 
 /// Lightning records neither ranks nor batch size: assumes the current ones.
@@ -90,7 +90,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     if (!resumed->path.empty() && !resumed->is_newest && !resumed->is_in(options.out))
       log_warning(resumed->path.string() + ": is not in " + folder->checkpoints().string() +
                   ": metrics.csv keeps the rows that " + options.out.string() +
-                  " has up to its step, which may be those of another training");
+                  " has up to that checkpoint's step, which may come from another training");
     folder->resume(resumed->state.identity, is_newest, names);
     return folder;
   }
@@ -110,7 +110,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
              (folder->replaced().empty()
                   ? ""
-                  : "; the run that --overwrite replaced before is in " + folder->replaced().string()));
+                  : "; the run that --overwrite replaced earlier is in " + folder->replaced().string()));
   folder->begin(names, options.overwrite);
   run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
@@ -144,8 +144,8 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
   const auto path = fs::weakly_canonical(folder);
   const std::lock_guard guard(mutex);
   if (!busy.insert(path).second)
-    throw UsageError("--out: this program trains in " + folder.string() +
-                     " already; expected another folder");
+    throw UsageError("--out: this program is already training in " + folder.string() +
+                     "; expected another folder");
   return {nullptr, [path](void*) {
             const std::lock_guard end(mutex);
             busy.erase(path);

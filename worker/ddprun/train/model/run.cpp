@@ -137,7 +137,8 @@ void check_options(const Task& task, const TrainerOptions& options) {
     throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
   choose_monitor(task, options.checkpoint.monitor, within_epochs);
   if (options.checkpoint.filename == "last")
-    throw UsageError("--checkpoint-name: expected another name than 'last', which the newest checkpoint has");
+    throw UsageError(
+        "--checkpoint-name: expected a name other than 'last', which is the newest checkpoint's");
   if (options.checkpoint.filename.find('/') != std::string::npos)
     throw UsageError("--checkpoint-name: expected a name without '/'");
   if (!is_checkpoint_name("x" + options.checkpoint.extension))
@@ -168,8 +169,8 @@ void check_length(const Run& run) {
   const auto& options = run.options;
   const auto length = run.length();
   if (length.steps_per_epoch == 0)
-    throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of " +
-                     std::to_string(run.task.train_set->size() / run.group.size()) + " at most");
+    throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of at most " +
+                     std::to_string(run.task.train_set->size() / run.group.size()));
   const bool plateau = options.optim.schedule == LrScheduleKind::kPlateau;
   const auto most = plateau ? length.steps_per_epoch : length.steps();
   if (options.val_every_steps > most && (plateau || options.checkpoint.patience > 0))

@@ -73,7 +73,7 @@ double one_cycle_value(const OneCycle& options, std::int64_t unit, const char* P
                        const char* Phase::*to, std::size_t group = 0) {
   if (unit > options.total_steps)
     throw std::invalid_argument(
-        c10::str("one-cycle: expected ", options.total_steps, " steps at most, got one more"));
+        c10::str("one-cycle: expected at most ", options.total_steps, " steps, got one more"));
   const auto all = phases_of(options);
   const auto now = static_cast<double>(unit);
   std::size_t i = 0;
@@ -130,8 +130,8 @@ void check_schedule(const LrScheduleOptions& options, Optimizer& optimizer) {
   for (auto& group : optimizer.param_groups())
     if (cycle.cycle_momentum && !set_momentum(group.options(), cycle.max_momentum))
       throw std::invalid_argument(
-          "one-cycle: expected an optimizer with momentum or beta1 to cycle, as SGD, Adam or AdamW; got "
-          "another");
+          "one-cycle: expected an optimizer with momentum or beta1 to cycle, such as SGD, Adam or AdamW; got "
+          "a different one");
 }
 
 /// LinearLR: the rates of this step of the warm-up, 0 at first.
@@ -350,7 +350,7 @@ void LrSchedule::load_state_dict(const c10::impl::GenericDict& state) {
   if (options_.warmup_steps > 0) {
     const auto schedulers = reader.list("_schedulers");
     if (schedulers.size() != 2 || !schedulers[0].isGenericDict() || !schedulers[1].isGenericDict())
-      reader.fail("'_schedulers': expected the states of two schedules, got another");
+      reader.fail("'_schedulers': expected the states of two schedules, got something else");
     if (reader.has("optimizer_steps")) steps = reader.integer("optimizer_steps");
     warmup_lrs_ = read_lrs(DictReader(schedulers[0].toGenericDict(), kOwner), "_last_lr");
     own = schedulers[1].toGenericDict();

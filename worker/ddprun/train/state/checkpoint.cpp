@@ -147,7 +147,7 @@ void check_none_gone(const RunFolder& folder, std::int64_t branch, std::vector<s
     if (branch == 0) throw IoError(file, why + kAdvice);
     if (was_newest && folder.branch_of(file) > branch)
       throw IoError(
-          file, why + "; nothing was changed; --resume with another checkpoint continues the branch of that");
+          file, why + "; nothing was changed; --resume with another checkpoint continues that one's branch");
     if (was_newest) skipped.emplace_back(IoError(file, why).what());
   }
 }

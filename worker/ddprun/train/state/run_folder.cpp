@@ -381,14 +381,14 @@ void RunFolder::remove_unused_shards() try {
   gone_shards_.insert(unused.begin(), unused.end());
 } catch (const std::exception& error) {
   if (!std::exchange(warned_, true))
-    log_warning(std::string(error.what()) + "; shards that no checkpoint uses are kept meanwhile");
+    log_warning(std::string(error.what()) + "; shards that no checkpoint uses are kept for now");
 }
 
 /// The lock went with the folder, if that was moved away, and another run may have made this one.
 void RunFolder::check_still_here() const {
   const auto now = place_of(folder_), none = std::pair<dev_t, ino_t>();
   if (place_ != none && now != none && now != place_)
-    throw IoError(folder_, "is another folder than this run's, which was moved away while it trained");
+    throw IoError(folder_, "is not this run's folder, which was moved away while the run trained");
 }
 
 /// The folder may be another one than before: ours moved to a larger disk, with a link to it, or another

@@ -182,7 +182,7 @@ void MemoryFile::write(const std::string& head, const c10::IValue& state, const 
 void MemoryFile::give_up(const std::string& problem) {
   warned_ = true;
   log_warning(
-      "the training's state no longer fits in memory beside it: " + problem +
+      "the training's state can no longer be kept in memory: " + problem +
       "; if it is needed, the run continues from what was kept until now, or from a newer checkpoint");
 }
 
@@ -317,7 +317,8 @@ void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
     copying = std::make_unique<PartCopies>(group, distance, *copies);
   else if (group.rank() == 0)
     log_warning("--replicate-shards: expected at least twice as many ranks as on the largest node, " +
-                std::to_string(2 * distance) + ", got " + std::to_string(group.size()) + ": no copies");
+                std::to_string(2 * distance) + ", got " + std::to_string(group.size()) +
+                ": no copies are kept");
 }
 
 void RunMemory::disconnect() {

@@ -58,7 +58,7 @@ void check(const ShardIndex& index) {
   expect(!index.checksums.empty() && index.bytes >= 0, "no checksums");
   const auto chunks = index.bytes / kShardChunk + (index.bytes % kShardChunk != 0 ? 1 : 0);
   for (const auto& of_rank : index.checksums)
-    expect(static_cast<std::int64_t>(of_rank.size()) == chunks, "another number of checksums than of chunks");
+    expect(static_cast<std::int64_t>(of_rank.size()) == chunks, "not one checksum for each chunk");
   const auto ranks = static_cast<std::int64_t>(index.checksums.size());
   for (const auto& unit : index.units) {
     std::int64_t numel = 0;
@@ -70,7 +70,7 @@ void check(const ShardIndex& index) {
              "a parameter that is not within its unit");
   }
   for (const auto& piece : index.pieces) {
-    expect(piece.unit < index.units.size(), "a piece of no unit");
+    expect(piece.unit < index.units.size(), "a piece that belongs to no unit");
     std::int64_t bytes = 0;
     expect(!__builtin_mul_overflow(index.units[piece.unit].shard_numel, size_of(piece.dtype), &bytes) &&
                piece.offset >= 0 && piece.offset <= index.bytes && bytes <= index.bytes - piece.offset,
@@ -298,11 +298,11 @@ at::Tensor ShardReader::shard(const std::string& key, const Unit& unit, int rank
     if (found == nullptr && ++missing) continue;
     if (found->parameter->sizes != own.tensor.sizes())
       throw IoError(checkpoint_,
-                    "its tensors do not fit the model: with another shape " + in_quotes(own.name));
+                    "its tensors do not fit the model: with a different shape " + in_quotes(own.name));
     if (!result.defined()) result = at::zeros({unit.shard.numel()}, found->piece->dtype);
     if (result.scalar_type() != found->piece->dtype)
       throw IoError(checkpoint_, "damaged, expected '" + key + "' of " + in_quotes(own.name) +
-                                     " in the type of the other parameters of its unit");
+                                     " to have the same type as the other parameters of its unit");
     const auto begin = std::max(own_begin, own.offset);
     const auto end = std::min(own_end, own.offset + own.tensor.numel());
     if (begin >= end) continue;

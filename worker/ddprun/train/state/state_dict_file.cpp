@@ -114,7 +114,7 @@ std::string problem(const StateDict& targets, std::map<std::string, torch::Tenso
       misshapen.push_back(described(name, found.mapped()) + ", expected " + c10::str(target.sizes()));
   }
   for (const auto& [name, tensor] : weights) unexpected.push_back(described(name, tensor));
-  for (const auto& kind : {listed("missing", missing), listed("with another shape", misshapen),
+  for (const auto& kind : {listed("missing", missing), listed("with a different shape", misshapen),
                            listed("unexpected", unexpected)})
     if (!kind.empty()) problems.push_back(kind);
   return joined(problems, "; ");

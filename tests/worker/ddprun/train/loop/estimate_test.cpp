@@ -27,7 +27,7 @@ TEST_CASE("the estimate is a table of ranks", "[estimate]") {
         "    8         2 710.0 ms       1.4 s        7.1 s         70 %\n\n"
         "batches: in an epoch, on each rank; time: of one batch. Assumes that more ranks compute\n"
         "as fast as these, and that exchanging gradients costs a ring's share, (ranks - 1) / ranks.\n"
-        "Without validation, tests and checkpoints.\n");
+        "Leaves out validation, tests and checkpoints.\n");
   CHECK_THAT(
       estimate_table({1, 1200, 1200}, 1000, 100, 5),
       ContainsSubstring("    1        10   20 min       3.3 h       16.7 h        100 %   measured\n") &&

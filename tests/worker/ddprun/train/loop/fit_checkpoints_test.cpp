@@ -241,7 +241,7 @@ TEST_CASE("a program does not train twice at once in one folder", "[fit]") {
       fit(make_task([&](std::int64_t) { fit(make_task(), options, group); }), options, group);
     });
   };
-  CHECK_THROWS_WITH(twice(), ContainsSubstring("this program trains in"));
+  CHECK_THROWS_WITH(twice(), ContainsSubstring("this program is already training in"));
   options.overwrite = true;  // what the first has left
   run(make_task(), options);
 }

@@ -476,5 +476,5 @@ TEST_CASE("a schedule that cannot work is refused", "[lr_schedule]") {
   options.per_step = true;
   LrSchedule short_cycle(adadelta, options);
   for (int step = 0; step < 10; ++step) short_cycle.after_step();
-  CHECK_THROWS_WITH(short_cycle.after_step(), ContainsSubstring("expected 10 steps at most"));
+  CHECK_THROWS_WITH(short_cycle.after_step(), ContainsSubstring("expected at most 10 steps"));
 }

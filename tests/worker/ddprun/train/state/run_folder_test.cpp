@@ -386,8 +386,9 @@ TEST_CASE("a run whose folder was moved away does not write into what another ru
   else
     fs::copy(elsewhere, path, fs::copy_options::recursive);  // of the same run
   const auto before = read_file(last), list = read_file(path / "run.json");
-  CHECK_THROWS_WITH(save(moved, "last.pt", 20), ContainsSubstring("was moved away while it trained"));
-  CHECK_THROWS_WITH(moved.claim(path / "summary.json"), ContainsSubstring("was moved away while it trained"));
+  CHECK_THROWS_WITH(save(moved, "last.pt", 20), ContainsSubstring("was moved away while the run trained"));
+  CHECK_THROWS_WITH(moved.claim(path / "summary.json"),
+                    ContainsSubstring("was moved away while the run trained"));
   CHECK_THROWS_AS(moved.end_within(""), IoError);
   CHECK(read_file(last) == before);
   CHECK(read_file(path / "run.json") == list);

@@ -104,9 +104,9 @@ TEST_CASE("read_weights refuses a safetensors file that breaks a rule of the for
   refused(R"({"a":)" + entry("F32", "[4]", "[0,16]") + "}", eight, "but 8 follow");
   refused(R"({"a":)" + entry("F4", "[8]", "[0,8]") + "}", eight, "dtype \"F4\"");
   refused(R"({"__metadata__":{"a":1},"a":)" + entry("U8", "[8]", "[0,8]") + "}", eight,
-          "metadata \"a\" are not text");
+          "metadata \"a\" is not text");
   refused(R"({"__metadata__":[],"a":)" + entry("U8", "[8]", "[0,8]") + "}", eight,
-          "metadata are not a JSON object");
+          "metadata is not a JSON object");
   refused(R"({"a":)" + entry("BOOL", "[8]", "[0,8]") + "}", std::string(8, '\2'), "neither 0 nor 1");
   refused(R"({"a":)" + entry("F32", "[4294967296,4294967296]", "[0,0]") + "}", "",
           "which its shape does not");
@@ -144,9 +144,10 @@ TEST_CASE("load_weights names what does not fit and copies nothing", "[state_dic
   auto weights = read_weights(kStateDictGolden / "state_dict.pt");
   weights.back() = {"head.bias", torch::ones({5})};
   weights[7].second = torch::ones({3, 5});
-  CHECK_THROWS_WITH(load_weights(*module, weights, "dir/a.pt"),
-                    "dir/a.pt: its tensors do not fit the model: missing \"fc.bias\" [3]; with another shape "
-                    "\"fc.weight\" [3, 5], expected [3, 4]; unexpected \"head.bias\" [5]");
+  CHECK_THROWS_WITH(
+      load_weights(*module, weights, "dir/a.pt"),
+      "dir/a.pt: its tensors do not fit the model: missing \"fc.bias\" [3]; with a different shape "
+      "\"fc.weight\" [3, 5], expected [3, 4]; unexpected \"head.bias\" [5]");
   CHECK(module->named_parameters()["conv.weight"].equal(before));
   CHECK_THROWS_WITH(load_weights(*module, {}, "a.pt"), ContainsSubstring("and 6 more"));
 }
