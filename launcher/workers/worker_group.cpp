@@ -36,6 +36,10 @@ constexpr std::chrono::milliseconds kStopLook{500};
 constexpr JobEvents::Clock::duration kAskLook = std::chrono::milliseconds(100);
 constexpr std::chrono::seconds kTimeToFollow{1};
 
+// How often, and for how long, a worker that would have died of a signal is asked again.
+constexpr std::chrono::milliseconds kOfferLook{10};
+constexpr std::chrono::milliseconds kOfferPatience{300};
+
 // How soon a job in the background is stopped if it reads the terminal.
 constexpr std::chrono::milliseconds kTerminalLook{200};
 
@@ -55,6 +59,9 @@ StartFailed start_failed(const std::string& program, int rank, const StartFailur
 /// A background job must not take input typed at the shell. The kernel would not stop rank 0, which has its
 /// own session.
 bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
+
+/// Whether the process is there and survives the signal, which it then gets.
+bool take_signal(pid_t pid, int signal) { return survives(pid, signal) && ::kill(pid, signal) == 0; }
 
 }  // namespace
 
@@ -146,6 +153,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = std::min(deadline.value_or(JobEvents::Clock::time_point::max()), kill_leftovers(now));
+    wake_up = std::min(wake_up, offer_again(now));
     stay_off_terminal();
     if (may_be_in_background_) wake_up = std::min(wake_up, now + kTerminalLook);
     if (find_hung) {
@@ -341,28 +349,47 @@ void WorkerGroup::signal_all(int signal) {
 }
 
 /// A process that would die of it does not get it: one that has just started, a shell without a trap, a
-/// program's helper. Names the ranks without any other process.
+/// program's helper.
 void WorkerGroup::pass_on(int signal) {
   if (ends_nobody(signal)) return signal_all(signal);
-  std::set<std::size_t> served;
-  const auto offer = [&](std::size_t index, pid_t pid) {
-    if (survives(pid, signal) && ::kill(pid, signal) == 0) served.insert(index);
-  };
+  const auto now = JobEvents::Clock::now();
+  Offer offer{signal, now + kOfferLook, now + kOfferPatience, {}};
   // The programs first: looking for the other processes takes longer.
-  for (std::size_t i = 0; i < workers_.size(); ++i)
-    if (!workers_[i].group_gone) offer(i, workers_[i].process.pid);
-  for (const auto& [group, pids] : process_groups())
-    if (const auto worker = index_of_.find(group);
-        worker != index_of_.end() && !workers_[worker->second].group_gone)
-      for (const pid_t pid : pids)
-        if (pid != group && !is_about_to_exec(pid)) offer(worker->second, pid);
-  std::vector<std::string> left_out;
-  for (std::size_t i = 0; i < workers_.size(); ++i)
-    if (!workers_[i].status && !served.contains(i))
-      left_out.push_back("rank " + std::to_string(specs_[i].rank));
-  if (!left_out.empty())
-    log_info(signal_name(signal) + " would end " + joined(left_out, ", ") +
-             ": the signal is not passed on there");
+  for (const Worker& worker : workers_)
+    if (!worker.group_gone && !take_signal(worker.process.pid, signal)) offer.left.insert(worker.process.pid);
+  for (const auto& [group, pids] : process_groups()) {
+    const auto worker = index_of_.find(group);
+    if (worker == index_of_.end() || workers_[worker->second].group_gone) continue;
+    for (const pid_t pid : pids)
+      if (pid != group && !is_about_to_exec(pid) && take_signal(pid, signal)) offer.left.erase(group);
+  }
+  offers_.push_back(std::move(offer));
+}
+
+/// Asks those again that did not get a signal: a thread that is just waking up in sigwait() seems not to
+/// wait, and one that starts a program to block all signals. In the end names the ranks. returns when to call
+/// again
+JobEvents::Clock::time_point WorkerGroup::offer_again(JobEvents::Clock::time_point now) {
+  auto next = JobEvents::Clock::time_point::max();
+  for (Offer& offer : offers_) {
+    if (now >= offer.next) {
+      offer.next = now + kOfferLook;
+      std::erase_if(offer.left,
+                    [&](pid_t pid) { return !running_worker(pid) || take_signal(pid, offer.signal); });
+    }
+    if (now >= offer.until && !offer.left.empty()) {
+      std::vector<std::string> ranks;
+      for (std::size_t i = 0; i < workers_.size(); ++i)
+        if (offer.left.contains(workers_[i].process.pid))
+          ranks.push_back("rank " + std::to_string(specs_[i].rank));
+      log_info(signal_name(offer.signal) + " would end " + joined(ranks, ", ") +
+               ": the signal is not passed on there");
+      offer.left.clear();
+    }
+    if (!offer.left.empty()) next = std::min(next, offer.next);
+  }
+  std::erase_if(offers_, [](const Offer& offer) { return offer.left.empty(); });
+  return next;
 }
 
 void WorkerGroup::signal_to_end(int signal) {

@@ -124,6 +124,7 @@ class WorkerGroup {
   bool look_for_processes();
   void signal_all(int signal);
   void pass_on(int signal);
+  JobEvents::Clock::time_point offer_again(JobEvents::Clock::time_point now);
   void signal_to_end(int signal);
   void ask_to_end(Worker& worker, int signal);
   void ask_the_rest(Worker& worker);
@@ -150,6 +151,13 @@ class WorkerGroup {
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::vector<std::pair<pid_t, JobEvents::Clock::time_point>> leftovers_;  ///< groups of replaced workers
+  /// A signal that is passed on, and the workers that have not got it.
+  struct Offer {
+    int signal;
+    JobEvents::Clock::time_point next, until;
+    std::set<pid_t> left;
+  };
+  std::vector<Offer> offers_;
   std::function<void()> on_window_change_;
   std::set<std::pair<pid_t, int>> signalled_;  ///< strays, and signals since the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
