@@ -244,6 +244,7 @@ setup_python() {
   exec 9>&-
   "$root/scripts/try_libtorch.sh" --fetch "$newest_torch_version" ||
     say "warning: no PyTorch $newest_torch_version; the tests that compare with it will be skipped"
+  say "Python with PyTorch, for the tests and examples: $folder/bin/python"
 }
 
 setup_packages

@@ -44,7 +44,8 @@ fetch() {
       download "$work" "torch==$1" "${needs[@]}" ||
       { rm -rf "$folder"; say "skipped: no torch $1 to be had"; exit 4; }
     for wheel in "$work"/*.whl; do
-      unzip -qo "$wheel" 'torch/*' 'torchgen/*' 'functorch/*' 'nvidia/*/lib/*' 'torch-*.dist-info/*' -d "$folder" ||
+      unzip -qo "$wheel" 'torch/*' 'torchgen/*' 'functorch/*' 'nvidia/*/lib/*' 'torch-*.dist-info/*' -d "$folder" \
+        2> >(grep -v 'filename not matched' >&2) ||
         [ $? = 11 ] # no file of one of these patterns
     done
     touch "$folder/complete"
