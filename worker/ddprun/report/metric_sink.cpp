@@ -65,11 +65,19 @@ AppendFile::AppendFile(std::filesystem::path path, std::optional<std::string_vie
     : path_(std::move(path)) {
   if (begin && keep_until_written) write_file_atomic(path_, *begin);
   const bool starts = begin && !keep_until_written;
+  const bool is_new = starts && !std::filesystem::exists(path_);
   open(starts ? O_TRUNC : 0);
-  if (starts)
-    append(*begin);
-  else
+  if (!starts) {
     size_ = static_cast<std::int64_t>(std::filesystem::file_size(path_));
+    return;
+  }
+  try {
+    append(*begin);
+  } catch (const IoError&) {
+    std::error_code ignored;
+    if (is_new) std::filesystem::remove(path_, ignored);
+    throw;
+  }
 }
 
 void AppendFile::open(int truncate) {

@@ -161,7 +161,7 @@ std::string framed(std::string_view event) {
 }
 
 TensorBoardSink::TensorBoardSink(const std::filesystem::path& folder, std::optional<std::int64_t> purge_from)
-    : file_(event_file(folder), begin_of_file(purge_from), /*keep_until_written=*/true) {}
+    : file_(event_file(folder), begin_of_file(purge_from)) {}
 
 void TensorBoardSink::add(const MetricRow& row) {
   std::int64_t step = 0;
