@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
