@@ -82,15 +82,6 @@ bool is_in(const std::string& status, const char* set, int signal) {
   return (signals_in(status, {set}) >> (signal - 1) & 1) != 0;
 }
 
-/// Whether every thread blocks the signal or waits for it: one that does not would get it for the process.
-bool blocks(pid_t pid, int signal) {
-  const auto threads = numbers_in("/proc/" + std::to_string(pid) + "/task");
-  return std::ranges::all_of(threads, [&](int thread) {
-    const std::string task = "task/" + std::to_string(thread) + "/status";
-    return is_in(read_proc(pid, task.c_str()), "\nSigBlk:", signal) || waits_for(pid, thread, signal);
-  });
-}
-
 bool has_signalfd(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
   std::error_code unreadable;
@@ -101,15 +92,41 @@ bool has_signalfd(pid_t pid) {
   return false;
 }
 
-/// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork` blocks
-/// it and waits for its child. In sigwait() the kernel does not show it as blocked in that thread.
-bool handles(pid_t pid, int signal) {
-  if (is_in(read_proc(pid, "status"), "\nSigCgt:", signal)) return true;
-  if (!blocks(pid, signal)) return false;
+/// How a process takes a signal, from one look at each of its threads. A second look may see another moment:
+/// a shell that waits for its child blocks all signals again and again, and none in between.
+struct Reception {
+  bool known = false;  ///< gVisor does not tell
+  bool ignored = false, caught = false;
+  bool blocked = false;  ///< every thread blocks the signal or waits for it: any other would get it
+  bool awaited = false;  ///< a thread waits for it, and the kernel does not show it as blocked in that thread
+  bool momentary = false;  ///< the first thread blocks SIGSEGV as well
+};
+
+Reception reception(pid_t pid, int signal) {
+  const std::string status = read_proc(pid, "status");
+  Reception found{.known = status.find("\nSigCgt:") != std::string::npos || status.empty(),
+                  .ignored = is_in(status, "\nSigIgn:", signal),
+                  .caught = is_in(status, "\nSigCgt:", signal)};
+  if (found.caught) return found;
   const auto threads = numbers_in("/proc/" + std::to_string(pid) + "/task");
-  return has_signalfd(pid) ||
-         std::ranges::any_of(threads, [&](int thread) { return waits_for(pid, thread, signal); });
+  found.blocked = !threads.empty() && std::ranges::all_of(threads, [&](int thread) {
+    const std::string task = read_proc(pid, ("task/" + std::to_string(thread) + "/status").c_str());
+    if (thread == pid) found.momentary = is_in(task, "\nSigBlk:", SIGSEGV);
+    if (is_in(task, "\nSigBlk:", signal)) return true;
+    const bool waits = waits_for(pid, thread, signal);
+    found.awaited = found.awaited || waits;
+    return waits;
+  });
+  return found;
 }
+
+/// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork` blocks
+/// it and waits for its child.
+bool handles(pid_t pid, const Reception& signal) {
+  return signal.caught || (signal.blocked && (signal.awaited || has_signalfd(pid)));
+}
+
+bool handles(pid_t pid, int signal) { return handles(pid, reception(pid, signal)); }
 
 /// As the kernel lists them, zombies included.
 std::vector<pid_t> children_of(pid_t parent) {
@@ -282,10 +299,9 @@ bool would_die_of(pid_t pid, int signal) {
 bool ends_nobody(int signal) { return signal == SIGWINCH || signal == SIGCONT || signal == SIGURG; }
 
 bool survives(pid_t pid, int signal) {
-  if (ends_nobody(signal) || handles(pid, signal)) return true;
-  const std::string status = read_proc(pid, "status");
-  if (status.find("\nSigCgt:") == std::string::npos) return !status.empty();
-  return is_in(status, "\nSigIgn:", signal) || (blocks(pid, signal) && !is_in(status, "\nSigBlk:", SIGSEGV));
+  if (ends_nobody(signal)) return true;
+  const Reception found = reception(pid, signal);
+  return !found.known || found.ignored || handles(pid, found) || (found.blocked && !found.momentary);
 }
 
 bool is_about_to_exec(pid_t pid) {

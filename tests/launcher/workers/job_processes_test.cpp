@@ -1,6 +1,8 @@
 #include "launcher/workers/job_processes.h"
 
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -78,6 +80,26 @@ TEST_CASE("a program that waits for its only child leaves SIGINT, and nothing el
   // While it trains: it has a process that loads data, and waits for some tool.
   CHECK_FALSE(is_left_to_child("import os, signal\nif os.fork() == 0: signal.pause()\n" + run, SIGINT));
   CHECK_FALSE(is_left_to_child("print('ready', flush=True); subprocess.run(['sleep', '600'])", SIGINT));
+}
+
+TEST_CASE("a process that blocks all signals for moments never seems to survive one", "[job_processes]") {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sigset_t all, none;
+    sigfillset(&all);
+    sigemptyset(&none);
+    for (;;) {  // as a shell that waits for its child
+      ::sigprocmask(SIG_SETMASK, &all, nullptr);
+      ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    }
+  }
+  int survived = 0;
+  for (int i = 0; i < 2000; ++i) survived += survives(child, SIGUSR1) ? 1 : 0;
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  CHECK(survived == 0);
+  CHECK_FALSE(survives(child, SIGUSR1));  // it is gone
 }
 
 TEST_CASE("a child in a group of its own is not addressed", "[job_processes]") {
