@@ -127,6 +127,13 @@ std::string all_of(const UniqueFd& file) {
   return text;
 }
 
+std::string without_control_characters(std::string_view text) {
+  std::string line(text);
+  for (char& c : line)
+    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
+  return line;
+}
+
 void add_to(std::string& list, const std::string& text, const char* separator) {
   list += (list.empty() || text.empty() ? "" : separator) + text;
 }
@@ -212,12 +219,25 @@ std::string refusal_in(std::string_view output) {
     if (found == std::string_view::npos) continue;
     const auto begin = output.rfind('\n', found) + 1;  // npos + 1 is 0
     const auto end = std::min(output.find('\n', found), output.size());
-    std::string line(output.substr(begin, std::min<std::size_t>(end - begin, 200)));
-    for (char& c : line)
-      if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
-    return line;
+    return without_control_characters(output.substr(begin, std::min<std::size_t>(end - begin, 200)));
   }
   return "";
+}
+
+std::string python_frame(std::string_view output) {
+  const auto thread = output.find(": \"MainThread\"\n");
+  if (thread == std::string_view::npos) return "";
+  std::vector<std::string> frames;  // "    main (train.py:9)"; the innermost first
+  std::istringstream lines(std::string(output.substr(output.find('\n', thread) + 1)));
+  for (std::string line; std::getline(lines, line) && line.starts_with("    ");)
+    frames.push_back(without_control_characters(line.substr(4, 200)));
+  if (frames.empty()) return "";
+  const auto file = [](const std::string& frame) {
+    const auto begin = std::min(frame.rfind('('), frame.size());
+    return frame.substr(begin, frame.rfind(':') - begin);
+  };
+  const auto own = std::ranges::find(frames, file(frames.back()), file);
+  return frames.front() + (own == frames.begin() ? "" : ", called by " + *own);
 }
 
 std::optional<std::string> tracing_forbidden(std::string_view ptrace_scope, bool privileged) {
@@ -231,6 +251,7 @@ std::optional<std::string> tracing_forbidden(std::string_view ptrace_scope, bool
 std::string describe(const StackResult& result) {
   std::string line = "rank " + std::to_string(result.rank) + " (pid " + std::to_string(result.pid) + ")";
   if (result.view.stopped) line += ", which is stopped";
+  if (!result.frame.empty()) line += " in " + result.frame;
   if (!result.tools.empty()) {
     std::string how;
     for (const std::string& tool : result.tools) add_to(how, tool, ", ");
@@ -420,7 +441,9 @@ void StackDump::conclude(Rank& rank) {
     return other.pid == step.pid && other.command.tool == "gdb";  // which would stop it for seconds
   });
   if (!in_time) rank.note_problem(step, refusal);
-  if (step.of_worker) rank.result.tools.push_back(step.command.tool);
+  if (!step.of_worker) return;
+  rank.result.tools.push_back(step.command.tool);
+  if (step.command.tool == "py-spy") rank.result.frame = python_frame(output);
 }
 
 }  // namespace ddprun::launcher

@@ -54,6 +54,11 @@ bool shows_stacks(std::string_view output);
 /// The line of a tool's output that says why it shows no stacks, without control characters; empty if none.
 std::string refusal_in(std::string_view output);
 
+/// Where a Python program is, from py-spy's output: the innermost frame of its main thread and, where that is
+/// in another file than the program, the program's own, "wait (threading.py:327), called by main
+/// (train.py:9)". Without control characters; empty if there is none.
+std::string python_frame(std::string_view output);
+
 /// Why no debugger can attach to any worker; nullopt if one may.
 ///
 /// ptrace_scope  the content of /proc/sys/kernel/yama/ptrace_scope; empty without Yama
@@ -73,6 +78,7 @@ struct StackResult {
   std::string text;                ///< the kernel's view of all its processes, and their stacks
   std::filesystem::path file;      ///< empty: not written
   std::vector<std::string> tools;  ///< that found the worker's own stacks
+  std::string frame;               ///< see python_frame(); empty: not known
   std::string problem;             ///< why there are none: one line
   KernelView view;                 ///< of the worker itself, at the beginning
 };

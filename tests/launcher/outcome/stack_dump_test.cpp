@@ -351,7 +351,12 @@ TEST_CASE("a Python program is known as one", "[stack_dump]") {
   results = run({{0, child.pid()}}, folder, tools);
   CHECK(results[0].tools == std::vector<std::string>{"py-spy"});  // gdb would stop it for seconds
   CHECK(describe(results[0]).ends_with("(py-spy)"));
+  tools = fake_gdb(folder, "echo 'Thread 1 (idle): \"MainThread\"'; echo '    <module> (<string>:1)'");
+  std::swap(tools.py_spy, tools.gdb);
+  results = run({{0, child.pid()}}, folder, tools);
+  CHECK_THAT(describe(results[0]), ContainsSubstring(") in <module> (<string>:1): stacks in "));
   tools.py_spy = "/bin/false";
+  tools.gdb = fake_gdb(folder, "echo 'Thread 1 (idle)'").gdb;
   results = run({{0, child.pid()}}, folder, tools);
   CHECK(results[0].tools == std::vector<std::string>{"gdb"});
 }
@@ -438,6 +443,18 @@ TEST_CASE("stacks are told from other output", "[stack_tools]") {
   CHECK(shows_stacks("#0  0x00 in read ()\n"));
   CHECK_FALSE(shows_stacks(""));
   CHECK_FALSE(shows_stacks("ptrace: Operation not permitted.\nNo threads.\n"));
+}
+
+TEST_CASE("of Python's stacks the innermost frame and the program's own are named", "[stack_tools]") {
+  const std::string begin = "Process 4: python3 x.py\nPython v3.11.7\n\nThread 4 (idle): \"MainThread\"\n";
+  CHECK(python_frame(begin + "    wait (threading.py:327)\n    wait (threading.py:629)\n    main (x.py:9)\n"
+                             "    <module> (x.py:10)\nThread 5 (idle): \"other\"\n    f (x.py:1)\n") ==
+        "wait (threading.py:327), called by main (x.py:9)");
+  CHECK(python_frame(begin + "    main (x.py:9)\n    <module> (x.py:10)\n") == "main (x.py:9)");
+  CHECK(python_frame(begin + "    a\x1b[2J (x.py:1)\n") == "a [2J (x.py:1)");
+  CHECK(python_frame(begin + "    odd\n") == "odd");
+  CHECK(python_frame(begin).empty());
+  CHECK(python_frame("Thread 4 (LWP 4):\n#0  0x00 in read ()\n").empty());
 }
 
 TEST_CASE("the line that says why there are no stacks is found", "[stack_tools]") {
