@@ -60,6 +60,8 @@ def status(
     "communication" (waiting for other ranks), "evaluation", "checkpoint" and "start".
     memory: the bytes in use, with the keys "resident" and "device".
     """
+    global _reports_steps
+    _reports_steps = _reports_steps or step is not None
     counts = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "samples": samples}
     said: Dict[str, Any] = {name: int(count) for name, count in counts.items() if count is not None}
     if phase is not None:
@@ -70,6 +72,13 @@ def status(
         said["seconds"] = {name: float(value) for name, value in seconds.items() if math.isfinite(value)}
     if memory is not None:
         said["memory"] = {name: int(value) for name, value in memory.items()}
+    _send_status(said)
+
+
+_reports_steps = False  # this program calls status() itself, so elastic.State leaves it alone
+
+
+def _send_status(said: Mapping[str, Any]) -> None:
     line = json.dumps(said).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full
         fd = int(os.environ.get("DDPRUN_STATUS_FD", "-1"))

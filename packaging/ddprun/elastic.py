@@ -45,6 +45,7 @@ import traceback
 import zlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar, Union
 
+import ddprun
 import torch
 import torch.distributed
 
@@ -94,6 +95,7 @@ class State:
         self._memory_every = memory_every
         self._position: Optional[int] = None  # the batches of the epoch that are done once the current one is
         self._connected = False  # this process has been in a round
+        self._show_at = 0.0  # time.monotonic() from which commit() reports the progress again
         self._looked = False  # commit() has looked, in this round, whether the state can go on in place
         # As they were at the last commit, because what follows may be half a step:
         self._kept: Dict[str, Any] = {}  # the values
@@ -151,7 +153,17 @@ class State:
         if not self._looked:  # the function may have moved or sharded the model
             self._looked = True
             self._rounds.announce(self)
+        self._show_progress()
         self._rounds.check()
+
+    def _show_progress(self) -> None:
+        """Tells ddprun the step and the epoch, a few times a second, unless the program does so itself."""
+        now = time.monotonic()
+        if now < self._show_at or ddprun._reports_steps:
+            return
+        self._show_at = now + 0.2
+        epoch = vars(self).get("epoch")
+        ddprun._send_status({"step": self._commits, **({"epoch": epoch} if type(epoch) is int and epoch >= 0 else {})})
 
     def batches(self, loader: Any, seed: int = 0) -> Iterator[Any]:
         """Yields the batches of the epoch that are not done, from a DataLoader or another iterable. At the end, `batch` is 0 again.

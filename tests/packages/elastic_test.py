@@ -671,6 +671,27 @@ for other in torch.nn.Linear(4, 1), torch.nn.Linear(3, 1, bias=False):
 assert os.listdir(folder.name) == ["state.pt"]
 """)
 
+    def test_commit_tells_ddprun_the_step_unless_the_program_does(self):
+        self.passes("""
+import ddprun
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+os.environ["DDPRUN_STATUS_FD"] = str(writing)
+state = elastic.State(model=net, optimizer=optimizer, epoch=3, batch=0)
+@elastic.run(state)
+def train():
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        if state.commits == 2: ddprun.status(step=70)
+        if state.commits > 0: state._show_at = 0.0
+        state.commit()
+train()
+lines = os.read(reading, 1 << 16).decode().splitlines()
+assert lines == ['{"step": 1, "epoch": 3}', '{"step": 2, "epoch": 3}', '{"step": 70}'], lines
+""")
+
     def test_of_two_states_in_memory_the_older_one_is_taken_where_the_newer_is_damaged(self):
         self.passes("""
 import tempfile
