@@ -197,6 +197,10 @@ json JobMonitor::stop() {
   return {{"stopping", true}};
 }
 
+std::string JobMonitor::who_ends(const SignalReceived& received) const {
+  return asked_to_stop_ ? "ddpctl stop" : "received " + signal_name(received.signal);
+}
+
 asio::awaitable<json> JobMonitor::drain(std::string node) {
   if (node_.empty()) co_return json{{"refused", "the job has no other node that could go on"}};
   const Drain wish{++drain_requests_, std::move(node)};

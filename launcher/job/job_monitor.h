@@ -76,6 +76,8 @@ class JobMonitor {
   void set_leaving() { leaving_ = true; }                             ///< this node is drained
   /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
   bool asked_to_stop() const { return asked_to_stop_; }
+  /// For a message: "received SIGTERM", or that it was ddpctl stop.
+  std::string who_ends(const SignalReceived& received) const;
   /// For the coordinator, if it is elsewhere: summaries of at most the first few hundred workers.
   std::vector<Summary> summaries();
   /// nullopt: only the coordinator's ddprun knows.

@@ -266,7 +266,7 @@ class NodeSupervisor : public Supervisor {
     if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
     if (std::holds_alternative<ChildEnded>(event)) reap_children();
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
-    log_warning("received " + signal_name(received->signal) + ": leaving the job");
+    log_warning(job_.monitor->who_ends(*received) + ": leaving the job");
     leave(received->signal);
     ends_with_others_ = false;  // no worker runs, and the others may go on
     record_.outcome = *received;
@@ -548,7 +548,7 @@ class NodeSupervisor : public Supervisor {
       if (received == nullptr || !job_.signals.ends_job(received->signal)) continue;
       if (!ends_with_others_ || job_.events.end_signals() > 1) break;
       // It has come to all nodes, and here after the other nodes' news of it.
-      log_warning("received " + signal_name(received->signal) +
+      log_warning(job_.monitor->who_ends(*received) +
                   ": waiting for the other nodes' workers to end (a second signal ends the wait)");
     }
   }

@@ -28,6 +28,7 @@
 #include "launcher/events/clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/gpu_list.h"
+#include "launcher/job/job_monitor.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/output_stream.h"
 #include "launcher/plan/launch_plan.h"
@@ -197,7 +198,7 @@ asio::awaitable<AttemptEnd> run_preflight(Job& job) {
   }
   const auto* received = std::get_if<SignalReceived>(&end);
   if (received != nullptr)
-    log_warning("received " + signal_name(received->signal) +
+    log_warning(job.monitor->who_ends(*received) +
                 ": ending --preflight and the job (a second signal kills it at once)");
   const auto left =
       co_await group.stop(received != nullptr ? received->signal : SIGTERM, options.shutdown_timeout);
