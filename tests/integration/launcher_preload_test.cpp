@@ -1,10 +1,15 @@
 // --preload: workers are forks of a Python that has imported modules, and nobody can tell.
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "tests/integration/job.h"
 
@@ -27,8 +32,10 @@ import ctypes, gc, json, os, re, resource, signal, stat, sys, threading, time
 main = sys.modules["__main__"]
 status = open("/proc/self/status").read()
 links = sorted(re.sub(r"\d+", "N", re.sub("_test-.*", "", os.readlink(f"/proc/self/fd/{fd}"))) for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}"))
-death = ctypes.c_int()
+death, numa, nodes = ctypes.c_int(), ctypes.c_int(-1), ctypes.c_ulong()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death))
+if os.uname().machine == "x86_64":
+    ctypes.CDLL(None).syscall(239, ctypes.byref(numa), ctypes.byref(nodes), 64, None, 0)  # get_mempolicy
 changing = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "DDPRUN_JOB_ID", "DDPRUN_LAUNCHER", "DDPRUN_COMMAND", "DDPRUN_PRELOAD", "DDPRUN_TEST_MARKER"}
 fds = {name: int(value) for name, value in os.environ.items() if name.endswith("_FD")}
 def stream(s):
@@ -41,7 +48,7 @@ print(json.dumps({
     "descriptors": {name: [stat.S_IFMT(os.fstat(fd).st_mode), os.get_inheritable(fd)] for name, fd in fds.items()}, "links": links,
     "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()], "death": death.value, "signals": re.findall(r"Sig(?:Blk|Ign|Cgt):\s*\S+", status),
     "threads": re.findall(r"Threads:\s*\d+", status), "handlers": [str(signal.getsignal(n)) for n in range(1, 32)], "limits": [resource.getrlimit(n) for n in range(10)],
-    "cpus": sorted(os.sched_getaffinity(0)), "umask": os.umask(0o22), "streams": [stream(sys.stdin), stream(sys.stdout), stream(sys.stderr)], "gc": gc.isenabled(),
+    "cpus": sorted(os.sched_getaffinity(0)), "numa": [numa.value, nodes.value], "umask": os.umask(0o22), "streams": [stream(sys.stdin), stream(sys.stdout), stream(sys.stderr)], "gc": gc.isenabled(),
     "same": [sys.stdout is sys.__stdout__, sys.stdin is sys.__stdin__], "command": open("/proc/self/cmdline").read().split("\0")[1:], "comm": open("/proc/self/comm").read(),
     "sitecustomize": "sitecustomize" in sys.modules, "custom": os.environ.get("CUSTOM"), "frames": sys._getframe().f_back.f_code.co_filename if sys._getframe().f_back else None,
     "thread": threading.main_thread().native_id == os.getpid(), "cpu": time.process_time() < 5}))
@@ -67,6 +74,9 @@ struct Folder {
     Command command = ddprun_command(flags);
     command.in_child = [path = dir.path().string()] {
       if (::chdir(path.c_str()) != 0) ::_exit(99);
+      constexpr int kInterleave = 3;
+      const unsigned long first_node = 1;
+      ::syscall(SYS_set_mempolicy, kInterleave, &first_node, 64);  // some containers forbid it
     };
     return command;
   }
@@ -88,9 +98,10 @@ TEST_CASE("a worker of --preload sees what one that Python starts sees", "[prelo
   const auto words = GENERATE(std::vector<std::string>{"dump.py", "a", "--b=c d"},
                               std::vector<std::string>{"./package/../dump.py"},
                               std::vector<std::string>{"-m", "package.dump", "x"});
-  const std::string variables = GENERATE("", "sitecustomize", "PYTHONSAFEPATH", "PYTHONPATH");
+  const std::string variables = GENERATE("", "sitecustomize", "PYTHONSAFEPATH", "PYTHONPATH", "cores");
   CAPTURE(words, variables);
   const auto run = [&](std::vector<std::string> flags) {
+    if (variables == "cores") flags.push_back("--numa-binding=exclusive");
     Command command = folder.command(std::move(flags), words);
     if (variables == "sitecustomize") {
       fs::create_directories(folder.dir.path() / "site");
@@ -144,6 +155,49 @@ TEST_CASE("a worker of --preload ends as one that Python starts ends", "[preload
   CHECK(std::get<0>(forked) == std::get<0>(ordinary));
   CHECK(std::get<1>(forked) == std::get<1>(ordinary));
   CHECK(std::get<2>(forked) == std::get<2>(ordinary));
+}
+
+TEST_CASE("a worker of --preload leaves a core file and its stacks as one that Python starts", "[preload]") {
+  if (read_or_empty("/proc/sys/kernel/core_pattern").find_first_of("|/") != std::string::npos)
+    skip("this machine does not leave core files in the current folder");
+  rlimit cores{};
+  ::getrlimit(RLIMIT_CORE, &cores);
+  if (cores.rlim_max != RLIM_INFINITY) skip("the size of core files is limited here");
+  cores.rlim_cur = cores.rlim_max;
+  const auto run = [&](std::vector<std::string> flags) {
+    const Folder folder;
+    const auto program =
+        folder.write("program.py", "import time\ndef wait():\n    time.sleep(600)\nwait()\n");
+    flags.insert(flags.end(), {"--hang-timeout=1", "--log-dir=logs"});
+    Command command = folder.command(std::move(flags), {"program.py"});
+    command.in_child = [in_folder = command.in_child, &cores] {
+      in_folder();
+      ::setrlimit(RLIMIT_CORE, &cores);
+    };
+    const Finished finished(command);
+    CHECK(finished.status == ExitStatus::exited(124));
+    bool core = false;
+    for (const auto& entry : fs::directory_iterator(folder.dir.path()))
+      core = core || entry.path().filename().string().starts_with("core");
+    const std::string stacks =
+        read_or_empty(folder.dir.path() / "logs" / "latest" / "attempt_0" / "stacks_0.txt");
+    std::string python;  // what faulthandler prints
+    std::istringstream lines(finished.err +
+                             read_or_empty(folder.dir.path() / "logs/latest/attempt_0/0/stderr.log"));
+    for (std::string line; std::getline(lines, line);)
+      if (const auto at = line.find("program.py\", line "); at != std::string::npos)
+        python += line.substr(at) + "\n";
+    return std::tuple(core, python, stacks.find("python") != std::string::npos, folder.imports());
+  };
+  const auto ordinary = run({}), forked = run({"--preload=loaded"});
+  CHECK(std::get<0>(ordinary));
+  CHECK_THAT(std::get<1>(ordinary),
+             ContainsSubstring("line 3 in wait\n") && ContainsSubstring("line 4 in <module>\n"));
+  CHECK(std::get<2>(ordinary));
+  CHECK(std::get<0>(forked) == std::get<0>(ordinary));
+  CHECK(std::get<1>(forked) == std::get<1>(ordinary));
+  CHECK(std::get<2>(forked) == std::get<2>(ordinary));
+  CHECK(std::get<3>(forked) == 1);
 }
 
 TEST_CASE("the classes of a preloaded script can be pickled and spawned", "[preload]") {
@@ -308,6 +362,24 @@ TEST_CASE("a process with the modules that is killed is started again, and the j
   CHECK(child.wait() == ExitStatus::killed(SIGTERM));
   CHECK(folder.imports() >= 2);  // 3 if the worker was restarted before that process was ready
   check_nothing_left(child);
+}
+
+TEST_CASE("a process with the modules costs nothing while it waits", "[preload]") {
+  const Folder folder;
+  folder.write("program.py", kWaits);
+  Child child(folder.command({"--preload=loaded"}, {"program.py"}));
+  REQUIRE(child.wait_for_output("runs 0"));
+  const std::string status = "/proc/" + std::to_string(preload_process(child)) + "/status";
+  const auto switches = [&] {
+    const std::string text = read_or_empty(status);
+    return text.substr(text.find("voluntary_ctxt_switches"));
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it may still be going to sleep
+  const std::string before = switches();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  CHECK(switches() == before);
+  child.send_signal(SIGTERM);
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM));
 }
 
 TEST_CASE("nothing is left of --preload when ddprun ends or is killed", "[preload]") {
