@@ -82,12 +82,14 @@ bool is_in(const std::string& status, const char* set, int signal) {
   return (signals_in(status, {set}) >> (signal - 1) & 1) != 0;
 }
 
-bool has_signalfd(pid_t pid) {
+/// Whether the process has a signalfd for this signal.
+bool has_signalfd(pid_t pid, int signal) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
   std::error_code unreadable;
   for (const int fd : numbers_in(folder))
     if (std::filesystem::read_symlink(folder + "/" + std::to_string(fd), unreadable) ==
-        "anon_inode:[signalfd]")
+            "anon_inode:[signalfd]" &&
+        is_in(read_proc(pid, ("fdinfo/" + std::to_string(fd)).c_str()), "sigmask:", signal))
       return true;
   return false;
 }
@@ -97,9 +99,13 @@ bool has_signalfd(pid_t pid) {
 struct Reception {
   bool known = false;  ///< gVisor does not tell
   bool ignored = false, caught = false;
-  bool blocked = false;  ///< every thread blocks the signal or waits for it: any other would get it
-  bool awaited = false;  ///< a thread waits for it, and the kernel does not show it as blocked in that thread
+  bool blocked = false;    ///< every thread blocks the signal or waits for it: any other would get it
+  bool awaited = false;    ///< by a thread, where the kernel does not show it as blocked, or by a signalfd
   bool momentary = false;  ///< the first thread blocks SIGSEGV as well
+
+  /// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork`
+  /// blocks it and waits for its child.
+  bool handled() const { return caught || (blocked && awaited); }
 };
 
 Reception reception(pid_t pid, int signal) {
@@ -117,16 +123,11 @@ Reception reception(pid_t pid, int signal) {
     found.awaited = found.awaited || waits;
     return waits;
   });
+  found.awaited = found.blocked && (found.awaited || has_signalfd(pid, signal));
   return found;
 }
 
-/// Whether the process reacts to the signal itself. One that only blocks it does not: `unshare --fork` blocks
-/// it and waits for its child.
-bool handles(pid_t pid, const Reception& signal) {
-  return signal.caught || (signal.blocked && (signal.awaited || has_signalfd(pid)));
-}
-
-bool handles(pid_t pid, int signal) { return handles(pid, reception(pid, signal)); }
+bool handles(pid_t pid, int signal) { return reception(pid, signal).handled(); }
 
 /// As the kernel lists them, zombies included.
 std::vector<pid_t> children_of(pid_t parent) {
@@ -301,7 +302,7 @@ bool ends_nobody(int signal) { return signal == SIGWINCH || signal == SIGCONT ||
 bool survives(pid_t pid, int signal) {
   if (ends_nobody(signal)) return true;
   const Reception found = reception(pid, signal);
-  return !found.known || found.ignored || handles(pid, found) || (found.blocked && !found.momentary);
+  return !found.known || found.ignored || found.handled() || (found.blocked && !found.momentary);
 }
 
 bool is_about_to_exec(pid_t pid) {

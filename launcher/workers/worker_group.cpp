@@ -153,7 +153,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = std::min(deadline.value_or(JobEvents::Clock::time_point::max()), kill_leftovers(now));
-    wake_up = std::min(wake_up, offer_again(now));
+    wake_up = std::min(wake_up, make_offers());
     stay_off_terminal();
     if (may_be_in_background_) wake_up = std::min(wake_up, now + kTerminalLook);
     if (find_hung) {
@@ -226,7 +226,7 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
                        : JobEvents::Clock::time_point::max();
     }
     const auto now = JobEvents::Clock::now();
-    auto wake_up = std::min({deadline + stopped_, next_ask, now + kStopLook});
+    auto wake_up = std::min({deadline + stopped_, next_ask, make_offers(), now + kStopLook});
     if (changed) wake_up = std::min(wake_up, next_look);
     const JobEvent event = co_await events_.next(wake_up);
     if (const auto late = JobEvents::Clock::now() - std::max(wake_up, now); late > kStopLook)
@@ -348,36 +348,39 @@ void WorkerGroup::signal_all(int signal) {
     if (!worker.group_gone) signal_group(worker.process, signal);
 }
 
-/// A process that would die of it does not get it: one that has just started, a shell without a trap, a
-/// program's helper.
 void WorkerGroup::pass_on(int signal) {
   if (ends_nobody(signal)) return signal_all(signal);
   const auto now = JobEvents::Clock::now();
-  Offer offer{signal, now + kOfferLook, now + kOfferPatience, {}};
-  // The programs first: looking for the other processes takes longer.
+  Offer offer{signal, now, now + kOfferPatience, {}};
   for (const Worker& worker : workers_)
-    if (!worker.group_gone && !take_signal(worker.process.pid, signal)) offer.left.insert(worker.process.pid);
-  for (const auto& [group, pids] : process_groups()) {
-    const auto worker = index_of_.find(group);
-    if (worker == index_of_.end() || workers_[worker->second].group_gone) continue;
-    for (const pid_t pid : pids)
-      if (pid != group && !is_about_to_exec(pid) && take_signal(pid, signal)) offer.left.erase(group);
-  }
+    if (!worker.group_gone) offer.left.insert(worker.process.pid);
   offers_.push_back(std::move(offer));
+  make_offers();
 }
 
-/// Asks those again that did not get a signal: a thread that is just waking up in sigwait() seems not to
-/// wait, and one that starts a program to block all signals. In the end names the ranks. returns when to call
-/// again
-JobEvents::Clock::time_point WorkerGroup::offer_again(JobEvents::Clock::time_point now) {
+/// Signals the processes that do not die of it. Who would is a process that has just started, a shell without
+/// a trap, a program's helper, or seems to for a moment: a thread that is waking up in sigwait() seems not to
+/// wait, and one that starts a program to block all signals. So groups in which no process got it are asked
+/// again for a while, and in the end their ranks are named. returns when to call again
+JobEvents::Clock::time_point WorkerGroup::make_offers() {
   auto next = JobEvents::Clock::time_point::max();
   for (Offer& offer : offers_) {
-    if (now >= offer.next) {
-      offer.next = now + kOfferLook;
+    if (const auto begin = JobEvents::Clock::now(); begin >= offer.next) {
+      std::set<pid_t> reached;
+      // The programs first: looking for the other processes takes longer.
+      for (const pid_t group : offer.left)
+        if (running_worker(group) && take_signal(group, offer.signal)) reached.insert(group);
+      for (const auto& [group, pids] : process_groups())
+        if (offer.left.contains(group))
+          for (const pid_t pid : pids)
+            if (pid != group && !is_about_to_exec(pid) && take_signal(pid, offer.signal))
+              reached.insert(group);
       std::erase_if(offer.left,
-                    [&](pid_t pid) { return !running_worker(pid) || take_signal(pid, offer.signal); });
+                    [&](pid_t group) { return reached.contains(group) || !running_worker(group); });
+      const auto end = JobEvents::Clock::now();
+      offer.next = end + std::max<JobEvents::Clock::duration>(kOfferLook, 10 * (end - begin));
     }
-    if (now >= offer.until && !offer.left.empty()) {
+    if (JobEvents::Clock::now() >= offer.until && !offer.left.empty()) {
       std::vector<std::string> ranks;
       for (std::size_t i = 0; i < workers_.size(); ++i)
         if (offer.left.contains(workers_[i].process.pid))
@@ -386,7 +389,7 @@ JobEvents::Clock::time_point WorkerGroup::offer_again(JobEvents::Clock::time_poi
                ": the signal is not passed on there");
       offer.left.clear();
     }
-    if (!offer.left.empty()) next = std::min(next, offer.next);
+    if (!offer.left.empty()) next = std::min({next, offer.next, offer.until});
   }
   std::erase_if(offers_, [](const Offer& offer) { return offer.left.empty(); });
   return next;

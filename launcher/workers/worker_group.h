@@ -124,7 +124,7 @@ class WorkerGroup {
   bool look_for_processes();
   void signal_all(int signal);
   void pass_on(int signal);
-  JobEvents::Clock::time_point offer_again(JobEvents::Clock::time_point now);
+  JobEvents::Clock::time_point make_offers();
   void signal_to_end(int signal);
   void ask_to_end(Worker& worker, int signal);
   void ask_the_rest(Worker& worker);
@@ -151,7 +151,7 @@ class WorkerGroup {
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::vector<std::pair<pid_t, JobEvents::Clock::time_point>> leftovers_;  ///< groups of replaced workers
-  /// A signal that is passed on, and the workers that have not got it.
+  /// A signal that is passed on, and the groups that are still asked.
   struct Offer {
     int signal;
     JobEvents::Clock::time_point next, until;

@@ -104,6 +104,28 @@ TEST_CASE("a signal that is passed on reaches the program that a worker's shell 
   for (const char* line : {"got", "done"}) CHECK(count_of(line, ddprun.out()) == 2);
 }
 
+TEST_CASE("a signal that is passed on reaches a program that handles it a little later", "[launcher]") {
+  const std::string program =
+      R"(echo ready; sleep 0.1; trap "echo got; exit" USR1; while :; do sleep 0.1; done)";
+  SECTION("below a shell") {
+    Child ddprun(script({"--nproc-per-node=2"}, "sh -c '" + program + "'; echo done"));
+    REQUIRE(ddprun.wait_for_output("ready", 2));
+    ddprun.send_signal(SIGUSR1);
+    CHECK(ddprun.wait() == ExitStatus::exited(0));
+    CHECK(count_of("got", ddprun.out()) == 2);
+    CHECK_THAT(ddprun.err(), !ContainsSubstring("would end"));
+  }
+  SECTION("as the job ends") {
+    Child ddprun(script({}, "trap '" + program + "' TERM; echo runs; while :; do sleep 0.1; done"));
+    REQUIRE(ddprun.wait_for_output("runs"));
+    ddprun.send_signal(SIGTERM);
+    REQUIRE(ddprun.wait_for_output("ready"));
+    ddprun.send_signal(SIGUSR1);
+    CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+    CHECK(count_of("got", ddprun.out()) == 1);
+  }
+}
+
 TEST_CASE("a signal that is passed on ends no helper of a worker that handles it", "[launcher]") {
   Child ddprun(script(
       {}, R"(trap "echo got" USR1; sh -c 'sleep 1; echo helped' & echo ready; until wait $!; do :; done)"));
