@@ -159,7 +159,8 @@ TEST_CASE("workers that wait for a reader of their output can save after a signa
 
 TEST_CASE("the time limit ends workers whose stderr nobody reads, and two signals the wait for it",
           "[stalled]") {
-  Command command = script({"--nproc-per-node=2", "--timeout=1"}, "echo ready; exec yes >&2");
+  Command command =
+      script({"--nproc-per-node=2", "--timeout=1"}, "echo ready; while :; do echo a line >&2; done");
   with_full_stderr(command);
   Child ddprun(command);
   REQUIRE(ddprun.wait_for_output("ready", 2));
