@@ -376,7 +376,7 @@ Settings precision_settings(Config& config) {
       choice<Precision>(
           "precision", precision.precision,
           {{"32", Precision::k32}, {"bf16-mixed", Precision::kBf16Mixed}, {"16-mixed", Precision::k16Mixed}},
-          "32-bit floats, or mixed with 16-bit ones; a CPU uses bf16-mixed for 16-mixed"),
+          "32-bit floats, or mixed with 16-bit ones; on a CPU, 16-mixed becomes bf16-mixed"),
       boolean("channels-last", precision.channels_last,
               "store images channels-last, which may speed up convolutions"),
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},

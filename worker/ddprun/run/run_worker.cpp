@@ -80,7 +80,7 @@ Failure describe_failure(std::exception_ptr exception) {
   } catch (const std::system_error& error) {  // std::thread's
     const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
     return {
-        one_line((no_thread ? "memory ran out, or threads (ulimit -v, -u): cannot start a thread: " : "") +
+        one_line((no_thread ? "out of memory or threads (ulimit -v, -u): cannot start a thread: " : "") +
                  std::string(error.what())),
         1};
   } catch (const std::exception& error) {
