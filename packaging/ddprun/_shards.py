@@ -146,7 +146,7 @@ class Shards:
         if self._agreed is None:
             return False
         if self.why_not:
-            raise RuntimeError(f"elastic: {self.why_not}, but it kept some before this round")
+            raise RuntimeError(f"elastic: {self.why_not}, but copies were kept before this round")
         rank, step = dist.get_rank(), self._agreed
         common = self._common[step]
         kept = self._held[rank, step].value()
@@ -172,7 +172,7 @@ class Shards:
             raise RuntimeError("elastic: commit() before restore(), which State(..., replicate=True) needs in each round")
         if self.why_not:
             return
-        # All ranks have the copies of the step before, because all have been in a collective since then.
+        # All ranks have the copies of the previous step, because all have been in a collective since then.
         self._held = {key: packed for key, packed in self._held.items() if key[1] >= step - 1}
         self._common = {kept: common for kept, common in self._common.items() if kept >= step - 1}
         shard: Dict[str, Any] = {}

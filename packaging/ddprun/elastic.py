@@ -509,7 +509,7 @@ def run(
 
 
 def _mark_kept() -> None:
-    """Makes what the program has kept from the round before raise an error when it is used: otherwise it would wait for a group that is gone, or
+    """Makes what the program has kept from the previous round raise an error when it is used: otherwise it would wait for a group that is gone, or
     fail there."""
     for one in gc.get_objects():
         if issubclass(type(one), torch.nn.parallel.DistributedDataParallel) and not vars(one).get("_ddprun_kept"):
