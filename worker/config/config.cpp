@@ -239,7 +239,7 @@ void validate(const Config& config) {
                                config.sam.prompts_per_image * config.sam.points_per_image));
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
-    throw UsageError("--embedding-cache: add --freeze=encoder: otherwise training changes the encoder");
+    throw UsageError("--embedding-cache: add --freeze=encoder; otherwise training changes the encoder");
   if (train.checkpoint.resume == "auto" && train.out.empty())
     throw UsageError("--resume=auto: add --out, the folder of the run to continue");
 }
