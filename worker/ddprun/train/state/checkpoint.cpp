@@ -132,8 +132,8 @@ void sort_newest_first(std::vector<StateFile>& files, std::string run) {
 }
 
 constexpr const char* kAdvice =
-    "; nothing here can be resumed and nothing was changed; expected a file that can be read, or --overwrite "
-    "without --resume to start from scratch";
+    "; nothing here can be resumed and nothing was changed; give a file that can be read, or use "
+    "--overwrite without --resume to start from scratch";
 
 /// branch   the newest of which there is a state; 0: there is none at all
 /// skipped  gets the newest state of that branch, if it is gone
