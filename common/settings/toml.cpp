@@ -136,7 +136,7 @@ struct Reader {
     if (!adopted) return false;
     if (const auto* setting = adopted->setting; setting != nullptr) {
       if (values.given(setting->name))
-        refuse(node, name + ": expected once, got it again after " + values.source(setting->name));
+        refuse(node, name + ": set a second time, after " + values.source(setting->name));
       values.add(*setting, adopted->given);
     }
     values.notes.push_back(adopted->note);
@@ -162,7 +162,7 @@ struct Reader {
     if (!setting.belongs_to(command.task))
       refuse(node, name + ": the task " + command.task + " has no such setting");
     if (values.given(setting.name))
-      refuse(node, name + ": expected once, got it again after " + values.source(setting.name));
+      refuse(node, name + ": set a second time, after " + values.source(setting.name));
     if (const auto* list = node.as_array(); list != nullptr && setting.kind == Kind::kList) {
       for (const auto& element : *list) add(setting, name, element);
     } else {

@@ -79,7 +79,7 @@ void read_etcd(const settings::Values& values, const EnvLookup& environment, con
   EtcdSettings& etcd = options.nodes.etcd.emplace();
   if (!values.given("rdzv-endpoint"))
     throw UsageError(values.source("rdzv-backend") +
-                     ": expected --rdzv-endpoint=HOST[:PORT] of etcd with it, got none");
+                     ": expected etcd's address as well (--rdzv-endpoint=HOST[:PORT]), got none");
   std::vector<EtcdAddress> addresses;
   values.read("rdzv-endpoint",
               "etcd's [http[s]://]HOST[:PORT], or several different ones of one cluster, separated by commas",

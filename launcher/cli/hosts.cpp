@@ -121,7 +121,7 @@ void drop_excluded(const settings::Values& values, Options& options) {
 void check_flags(const settings::Values& values, const std::string& flag, const HostsOptions& hosts) {
   for (const char* other : {"node-rank", "master-addr", "standalone"})
     if (values.given(other) && values.text(other) != "false")
-      throw UsageError(values.source(other) + ": expected no such flag with " + values.source(flag) +
+      throw UsageError(values.source(other) + ": cannot be used with " + values.source(flag) +
                        ", which numbers the hosts and decides where they meet");
   const bool has_slots =
       std::ranges::any_of(hosts.all, [](const Host& host) { return host.slots.has_value(); });
@@ -138,8 +138,8 @@ void check_meeting_place(const settings::Values& values, const std::string& flag
   for (const Host& host : hosts.all)
     if (!is_loopback(host.name()))
       values.reject(flag,
-                    "a first host that " + host.name() + " can reach, but " + first +
-                        " means another machine there (--rdzv-endpoint=HOST names the first host for all)");
+                    "a first host that " + host.name() + " can reach (on " + host.name() + ", " + first +
+                        " means that machine itself; --rdzv-endpoint=HOST names the first host for all)");
 }
 
 }  // namespace
@@ -240,9 +240,10 @@ void read_hosts(const settings::Values& values, const EnvLookup& environment, co
     hosts.token = order->token;
   } else {
     if (!environment(kJobIdVariable) && slurm_step(environment))
-      throw UsageError(values.source(flag) + ": expected no srun, which itself starts a ddprun on each node");
+      throw UsageError(values.source(flag) +
+                       ": cannot be used under srun, which itself starts a ddprun on each node");
     if (const auto task = mpi_task(values, environment))
-      throw UsageError(values.source(flag) + ": expected no " + task->launcher->name +
+      throw UsageError(values.source(flag) + ": cannot be used under " + task->launcher->name +
                        ", which itself starts " + std::to_string(task->tasks) + " ddpruns (" +
                        task->launcher->tasks + ")");
     hosts.all = listed_hosts(values);

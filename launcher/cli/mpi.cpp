@@ -38,7 +38,7 @@ bool ignores_launchers(const settings::Values& values, const EnvLookup& environm
 
 /// A task of two launchers, one inside the other, would have to guess which one means this job.
 [[noreturn]] void reject_both(const std::string& one, const std::string& other) {
-  throw UsageError(one + ": expected it to agree with " + other +
+  throw UsageError(one + ": contradicts " + other +
                    ", which another launcher has set; say which nodes the job has (--nnodes, --node-rank, "
                    "--master-addr), or use --standalone for a job on this node alone");
 }

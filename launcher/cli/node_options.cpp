@@ -49,8 +49,8 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
   if ((info.st_mode & 077) != 0) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
-    throw UsageError(source + ": expected a file that only its owner can use, got mode " + mode + " of " +
-                     single_quoted(path.string()) + " (chmod 600)");
+    throw UsageError(source + ": " + single_quoted(path.string()) + " has mode " + mode +
+                     ", but only its owner may have access; run chmod 600");
   }
   return read_file(fd, path, kMaxTokenBytes);
 }
@@ -202,7 +202,7 @@ void read_static(const settings::Values& values, Options& options) {
   options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
   if (!nodes.node_rank)
     throw UsageError(values.source(values.given("master-addr") ? "master-addr" : "rdzv-backend") +
-                     ": expected --node-rank with it, from 0 to " + std::to_string(nodes.max_nodes - 1) +
+                     ": expected --node-rank as well, from 0 to " + std::to_string(nodes.max_nodes - 1) +
                      ", got none");
   const bool hosts = *nodes.node_rank == 0;
   if (nodes.is_host.value_or(hosts) != hosts)
@@ -260,7 +260,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
   if (options.run_id.empty()) options.run_id = kDefaultRunId;
   if (wants_file_store(values))
     throw UsageError(values.source("rdzv-conf") +
-                     ": expected no store_type=file, but --rdzv-endpoint=HOST:PORT, "
+                     ": store_type=file is not supported; use --rdzv-endpoint=HOST:PORT, "
                      "where the nodes meet over TCP");
   if (uses_etcd(values)) return read_etcd(values, environment, etcd, options);
   const std::string backend = values.text("rdzv-backend");
@@ -276,7 +276,8 @@ void apply_exclude(const settings::Values& values, std::optional<SlurmStep>& ste
                    const std::optional<MpiTask>& task, int max_nodes, Options& options) {
   const std::string source = values.source("exclude");
   if (task)
-    throw UsageError(source + ": expected no " + task->launcher->name + ", whose own flags choose the hosts");
+    throw UsageError(source + ": cannot be used under " + task->launcher->name +
+                     ", whose own flags choose the hosts");
   if (step) {
     drop_excluded(*step, values, options);
     if (step->tasks == 1 && !options.excluded) step.reset();  // as if srun had started only this one

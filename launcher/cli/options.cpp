@@ -327,7 +327,7 @@ void read_program(const Values& values, Options& options) {
     throw UsageError("no program given: expected ddprun [flags] PROGRAM [arguments]");
   const bool module = values.is_true("module"), no_python = values.is_true("no-python");
   if (module && no_python)
-    throw UsageError("--module: expected without --no-python, which runs the program as it is");
+    throw UsageError("--module: cannot be used with --no-python, which runs the program as it is");
   if (module) {
     options.program_kind = ProgramKind::kPythonModule;
   } else if (!no_python && options.program[0].size() > 3 && options.program[0].ends_with(".py")) {

@@ -154,7 +154,7 @@ inline constexpr char kLocalRanks[] = "local ranks separated by commas, such as 
 std::optional<std::set<int>> parse_local_ranks(const std::string& text);
 
 /// Reads --preflight: "disk,shm" are checks, and what is not a list of plain words is a shell command.
-/// nullopt for a list with other words than checks, and for one word that resembles a check.
+/// nullopt for a list that has words other than checks, and for one word that resembles a check.
 std::optional<PreflightWanted> parse_preflight(const std::string& text);
 
 /// The texts of --duplicate-stdout-filters, separated by commas; ",," stands for a comma in a text. Accepts

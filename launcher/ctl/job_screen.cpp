@@ -330,8 +330,8 @@ std::string elsewhere(const json& view, int rank) {
     if (each["rank"] == rank) return name + " runs on node " + words(each, "node") + ": run ddpctl there";
   if (view.contains("other_ranks") || !view.contains("coordinator"))
     return name + " does not run on this machine";
-  return name + " does not run on this machine; ddpctl top on " + words(view, "coordinator") +
-         ", which has the coordinator, shows its node";
+  return name + " does not run on this machine; to find its node, run ddpctl top on " +
+         words(view, "coordinator") + ", which has the coordinator";
 }
 
 std::string other_nodes(const json& view) {

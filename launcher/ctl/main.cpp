@@ -34,8 +34,8 @@ enum Colour : short { kPlain = 0, kYellow, kRed, kCyan };
 
 const std::vector<std::string> kKeys{
     "up, down, page up, page down   choose a rank",
-    "enter, l                       the last lines that it wrote",
-    "k                              its stacks as they are now; it keeps running",
+    "enter, l                       the last lines that the rank wrote",
+    "k                              the rank's current stacks, without stopping it",
     "r s t d o c m                  sort by rank, step, own time, data,",
     "                               communication, CPU, memory",
     "tab                            the next job",
@@ -173,7 +173,7 @@ class Top {
     try {
       const json reply = job_.ask({{"ask", "output"}, {"rank", selected_}, {"seen", 0}});
       text_ = printable_lines(reply["text"].get<std::string>());
-      if (text_.empty()) text_ = {"nothing yet, or it writes to the terminal itself"};
+      if (text_.empty()) text_ = {"no output yet, or the rank writes to the terminal itself"};
     } catch (const IoError& error) {
       text_ = {error.what()};
     }

@@ -104,7 +104,7 @@ void StallWatch::add(int attempt, const Reached& reached, const std::string& end
   best_ = most;
   ends_.push_back(
       "attempt " + std::to_string(attempt) +
-      (reached.step < 0 ? ", without a step" : ", which came to step " + std::to_string(reached.step)) +
+      (reached.step < 0 ? ", without a step" : ", which reached step " + std::to_string(reached.step)) +
       ": " + end);
 }
 
@@ -116,7 +116,7 @@ bool StallWatch::ends_job(const RestartSettings& settings) const {
 std::string StallWatch::reason() const {
   const std::size_t restarts = ends_.size() - 1;
   return std::to_string(restarts) + (restarts == 1 ? " restart" : " restarts in a row") +
-         " brought no step after step " + std::to_string(best_.step) + " (--max-stalled-restarts)";
+         " made no progress after step " + std::to_string(best_.step) + " (--max-stalled-restarts)";
 }
 
 std::vector<std::string> StallWatch::report() const {

@@ -105,9 +105,9 @@ class StallWatch {
   /// A failed attempt, and what it died of, in one clause.
   void add(int attempt, const Reached& reached, const std::string& end);
   bool ends_job(const RestartSettings& settings) const;
-  /// "2 restarts in a row brought no step after step 41 (--max-stalled-restarts)"
+  /// "2 restarts in a row made no progress after step 41 (--max-stalled-restarts)"
   std::string reason() const;
-  /// What each of these attempts died of: "attempt 0, which came to step 41: rank 0 failed: exit code 3".
+  /// What each of these attempts died of: "attempt 0, which reached step 41: rank 0 failed: exit code 3".
   std::vector<std::string> report() const;
 
  private:

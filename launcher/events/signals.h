@@ -34,7 +34,7 @@ class SignalFd {
   /// True if this signal ends the job.
   bool ends_job(int signal) const;
 
-  /// From now on such a signal ends ddprun at once, as while a plan is written that nobody reads.
+  /// From now on such a signal ends ddprun at once, even while ddprun writes a plan that nobody reads.
   void end_at_once() const;
 
   /// True if a signal that ends the job is pending.

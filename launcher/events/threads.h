@@ -35,8 +35,8 @@ boost::asio::awaitable<AsideEnd> run_aside(
     std::function<void()> work, std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt,
     const std::function<bool()>* give_up = nullptr);
 
-/// For co_spawn() of what the job cannot do without, as the coordinator's timer: its failure ends ddprun, in
-/// order.
+/// For co_spawn() of what the job cannot do without, such as the coordinator's timer: its failure ends ddprun
+/// in an orderly way.
 inline void rethrow(const std::exception_ptr& error) {
   if (error) std::rethrow_exception(error);
 }

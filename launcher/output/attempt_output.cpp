@@ -107,7 +107,7 @@ asio::awaitable<void> AttemptOutput::make_files(std::vector<WorkerOutputPlan> pl
     problem = made->problem;
   }
   if (!problem.empty() && !std::exchange(lacks_files_, true))
-    log_warning(problem + ": what would go there goes to the console; the job goes on");
+    log_warning(problem + ": the output goes to the console instead; the job goes on");
 }
 
 void AttemptOutput::prefix_stacks() {

@@ -26,8 +26,8 @@ std::int64_t time_of_day_ms();
 /// Why a node's clock keeps it out (--preflight=clock): it differs from the coordinator's by more than two
 /// seconds. Empty if it does not. All times as time_of_day_ms().
 ///
-/// theirs       when the node sent its time, by its clock; by the coordinator's that was
-/// from, until  between these
+/// theirs       when the node sent its time, by the node's clock
+/// from, until  the earliest and the latest time at which that can have been, by the coordinator's clock
 std::string clock_problem(std::int64_t theirs, std::int64_t from, std::int64_t until);
 
 /// Compares names in natural order: "node2" before "node10". Runs of digits compare as numbers of any length;

@@ -223,7 +223,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (state == State::kReady) --ready_;
   if (!ended_ && !hands_over_at_ && in_minority())
     return end(LaunchError::kOwnFailure,
-               reason + "; of the last round's nodes most are gone, and may go on with another coordinator",
+               reason + "; most of the last round's nodes are gone, and may go on with another coordinator",
                /*dump_stacks=*/false, user_signal);
   if (ended_ || state != State::kInRound) return;
   if (phase_ == Phase::kLeading && in_place_.empty()) return abandon_round(now);

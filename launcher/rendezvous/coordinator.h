@@ -22,7 +22,7 @@ struct MeetingRules {
   int spares = 0;  ///< nodes beyond max_nodes that may stand by to replace lost ones
   std::chrono::milliseconds join_timeout{600'000};  ///< for a round to begin
   std::chrono::milliseconds last_call{30'000};  ///< how long to wait for more nodes once min_nodes are there
-  /// A node silent for this long is lost (at most 1.25 times this).
+  /// A node is lost once it has been silent for this long (at most 1.25 times this).
   std::chrono::milliseconds node_timeout{10'000};
   std::vector<std::string> names;  ///< of the nodes by node rank, if known, as in Slurm
 };

@@ -44,7 +44,7 @@ std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wa
 /// Why nothing happens; empty: the node can leave.
 std::string Coordinator::drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const {
   if (hands_over_at_)
-    return "the coordinator's node is leaving the job; try again when another has its place";
+    return "the coordinator's node is leaving the job; try again when another node has taken its place";
   if (found.empty())
     return "the job has no node " + single_quoted(shortened(printable(wanted), kShortestId * 8)) + ": " +
            first_few(describe_nodes());
@@ -63,7 +63,7 @@ std::string Coordinator::drain_problem(const std::string& wanted, const std::vec
     return "node " + describe_node(other.join, other.address) + " is already leaving the job" +
            (draining_->node == found.front() ? "" : "; try again when it has left");
   }
-  if (!has_started()) return "the job is still waiting for its nodes; try again when its workers run";
+  if (!has_started()) return "the job is still waiting for its nodes; try again when its workers are running";
   const bool works = node.state != State::kReady;
   if (works && phase_ == Phase::kRunning && unfinished_ < members_.size())
     return "workers have succeeded: the job is about to end";

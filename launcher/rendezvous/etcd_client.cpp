@@ -224,7 +224,7 @@ asio::awaitable<EtcdClient::Reply> EtcdClient::exchange(Endpoint endpoint, std::
     if (error == http::error::need_more) error = {};
     if (bytes.empty() && !error && !parser.is_done()) {
       if (!parser.got_some())
-        throw EtcdError(Kind::kUnreachable, std::string("it ends the connection without an answer") +
+        throw EtcdError(Kind::kUnreachable, std::string("it closed the connection without an answer") +
                                                 (settings_.tls ? "" : " (does it want https?)"));
       parser.put_eof(error);
     }

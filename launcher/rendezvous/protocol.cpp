@@ -152,8 +152,8 @@ Greeting decode_greeting(std::string_view bytes) {
                         single_quoted(shortened(std::string(line), kMaxGreetingShown)));
   }
   if (bytes.size() < kGreetingSize)
-    throw ProtocolError("expected a greeting from ddprun of " + std::to_string(kGreetingSize) +
-                        " bytes, got " + std::to_string(bytes.size()));
+    throw ProtocolError("expected a greeting of " + std::to_string(kGreetingSize) +
+                        " bytes from ddprun, got " + std::to_string(bytes.size()));
   const auto version = big_endian(bytes.substr(kVersionAt, kFlagsAt - kVersionAt));
   if (version != kProtocolVersion)
     throw ProtocolError("expected version " + std::to_string(kProtocolVersion) +

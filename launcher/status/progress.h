@@ -45,7 +45,7 @@ nlohmann::ordered_json to_json(const Straggler& straggler);
 
 constexpr int kLeastSteps = 5;  ///< the least that an own time must cover to count
 constexpr double kSlowFactor = 1.5;
-constexpr int kSlowLooks = 3;  ///< in a row, before a rank is named, and before it no longer is
+constexpr int kSlowLooks = 3;  ///< in a row, until a rank is named, or is no longer named
 
 /// The ranks that take at least kSlowFactor times the median, in compute or in compute and data together. For
 /// an even number of ranks the median is the lower middle one, so that one of two can be slow.

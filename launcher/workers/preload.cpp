@@ -176,7 +176,7 @@ void Preload::take_fork(pid_t pid, UniqueFd channel) {
 void Preload::lose() {
   if (!was_ready_) return give_up_on_it("Python ended before it had imported the modules");
   log_warning("--preload: the process " + std::to_string(process_->pid) +
-              " with the modules has ended: another one starts");
+              " with the modules has ended: another one is starting");
   stop_process();
   start_later();
 }

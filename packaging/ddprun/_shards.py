@@ -146,12 +146,12 @@ class Shards:
         if self._agreed is None:
             return False
         if self.why_not:
-            raise RuntimeError(f"elastic: {self.why_not}, but it kept some before this round")
+            raise RuntimeError(f"elastic: {self.why_not}, but copies were kept before this round")
         rank, step = dist.get_rank(), self._agreed
         common = self._common[step]
         kept = self._held[rank, step].value()
         if sorted(objects) != sorted([*common["small"], *kept]):
-            raise RuntimeError(f"elastic: restore() got {sorted(objects)}, which is not what it got in the round before")
+            raise RuntimeError(f"elastic: restore() got {sorted(objects)}, which differs from what it got in the previous round")
         with torch.no_grad():
             for name, one in objects.items():
                 if _is_module(one):
@@ -172,7 +172,7 @@ class Shards:
             raise RuntimeError("elastic: commit() before restore(), which State(..., replicate=True) needs in each round")
         if self.why_not:
             return
-        # All ranks have the copies of the step before, because all have been in a collective since then.
+        # All ranks have the copies of the previous step, because all have been in a collective since then.
         self._held = {key: packed for key, packed in self._held.items() if key[1] >= step - 1}
         self._common = {kept: common for kept, common in self._common.items() if kept >= step - 1}
         shard: Dict[str, Any] = {}
@@ -266,7 +266,7 @@ def _restore_optimizer(name: str, one: Any, kept: List[Any]) -> None:
     optimizer = _optimizer_of(one)
     parameters: List[Any] = _parameters_of(optimizer)
     if [tuple(_local(parameter).shape) for parameter in parameters] != [shape for shape, _ in kept]:
-        raise RuntimeError(f"elastic: {name} has other parameters on this rank than in the round before")
+        raise RuntimeError(f"elastic: {name} has different parameters on this rank than in the previous round")
     optimizer.state.clear()
     for parameter, (_, state) in zip(parameters, kept):
 
@@ -282,7 +282,7 @@ def _restore_optimizer(name: str, one: Any, kept: List[Any]) -> None:
 def _fill(name: str, tensors: List[torch.Tensor], kept: List[Any]) -> None:
     values = [one.local if isinstance(one, _Shard) else one for one in kept]
     if [(_local(one).shape, one.dtype) for one in tensors] != [(one.shape, one.dtype) for one in values]:
-        raise RuntimeError(f"elastic: {name} has other parameters or buffers on this rank than in the round before")
+        raise RuntimeError(f"elastic: {name} has different parameters or buffers on this rank than in the previous round")
     for tensor, value in zip(tensors, values):
         _local(tensor).copy_(value)
         tensor.grad = None
@@ -303,7 +303,7 @@ def _why_not(name: str, one: Any) -> str:
         return f"{name} has a get_extra_state(): replicate=True keeps no copies of such a module"
     tensors: List[Any] = [*one.parameters(), *one.buffers()]
     if any(tensor.device.type != "cpu" for tensor in tensors):
-        return f"{name} is not on the CPU, and replicate=True keeps copies only of what is there"
+        return f"{name} is not on the CPU, and replicate=True keeps copies only of modules and optimizers on the CPU"
     for tensor in filter(_is_sharded, tensors):
         mesh = tensor.device_mesh
         if mesh.ndim != 1 or mesh.size() != world or not tensor.placements[0].is_shard() or not any("FSDPModule" in kind for kind in kinds):

@@ -83,7 +83,7 @@ class State:
     def __init__(self, *, memory_every: int = 0, replicate: bool = False, **entries: Any) -> None:
         for name, entry in entries.items():
             if hasattr(type(self), name) or name.startswith("_"):
-                raise TypeError(f"elastic.State: '{name}' is the State's own: give it another name")
+                raise TypeError(f"elastic.State: '{name}' is a name that State itself uses: choose another one")
             if type(entry).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
                 raise TypeError(f"elastic.State: {name} is wrapped in {type(entry).__name__}: give the bare module, and wrap it in each round")
         self._objects = [name for name, entry in entries.items() if _has_state(entry)]
@@ -380,7 +380,7 @@ class State:
                     if hasattr(parameter, "device_mesh"):
                         return f"{name} has DTensors, whose shards are lost with their rank (replicate=True copies them)"
                     if _runs_ahead(parameter.device) and torch.__version__ < "2.11":
-                        return f"{name} is on a GPU, which needs PyTorch 2.11"
+                        return f"{name} is on a GPU, where recovery needs PyTorch 2.11"
             if type(vars(self)[name]).__name__ == "ZeroRedundancyOptimizer":
                 return f"{name} shards its state, and a part is lost with its rank (replicate=True copies it)"
         return "a step is captured in a CUDA graph, which cannot be interrupted" if self._captured else ""
@@ -521,7 +521,7 @@ def run(
 
 
 def _mark_kept() -> None:
-    """Makes what the program has kept from the round before raise an error when it is used: otherwise it would wait for a group that is gone, or
+    """Makes what the program has kept from the previous round raise an error when it is used: otherwise it would wait for a group that is gone, or
     fail there."""
     for one in gc.get_objects():
         if issubclass(type(one), torch.nn.parallel.DistributedDataParallel) and not vars(one).get("_ddprun_kept"):

@@ -179,7 +179,7 @@ TEST_CASE("an evaluation replaces its own result, and nobody else's", "[training
   write_file_atomic(result, "mine");
   Child refused(training("linear", 0, out, {"--eval=" + last.string()}));
   CHECK(refused.wait(kTraining) == ExitStatus::exited(1));
-  CHECK_THAT(refused.err(), ContainsSubstring(result.string() + ": is not listed in run.json as ours"));
+  CHECK_THAT(refused.err(), ContainsSubstring(result.string() + ": is not listed in run.json, and is not"));
   CHECK(read_file(result) == "mine");
   fs::remove(result);
   for (int times = 0; times < 2; ++times) evaluation("linear", 0, out, last, {});

@@ -355,7 +355,7 @@ TEST_CASE("a process with the modules that is killed is started again, and the j
   ::kill(first, SIGKILL);
   CHECK(wait_until([&] { return folder.imports() == 2; }));
   CHECK_THAT(child.err(), ContainsSubstring("--preload: the process " + std::to_string(first) +
-                                            " with the modules has ended: another one starts"));
+                                            " with the modules has ended: another one is starting"));
   folder.write("fail", "");
   REQUIRE(child.wait_for_output("runs 1"));
   child.send_signal(SIGTERM);

@@ -103,7 +103,7 @@ TEST_CASE("a round in place whose log folder cannot be made begins all the same"
   write_file_atomic(go, "");
   CHECK(child.wait() == ExitStatus::exited(0));
   CHECK(count_of(", round 1 at", child.out()) == 2);
-  CHECK(count_of("goes to the console; the job goes on", child.err()) == 1);
+  CHECK(count_of("goes to the console instead; the job goes on", child.err()) == 1);
   check_nothing_left(child);
 }
 

@@ -143,12 +143,12 @@ TEST_CASE("a job whose restarts bring no new step ends and says what each attemp
   const Finished run(dying({"--nproc-per-node=2", "--max-stalled-restarts=2"}, "[5, 8, 8, 0, 9]"));
   CHECK(run.status == ExitStatus::exited(13));
   CHECK_THAT(run.err,
-             ContainsSubstring("warning: not restarted: 2 restarts in a row brought no step after step 8 "
+             ContainsSubstring("warning: not restarted: 2 restarts in a row made no progress after step 8 "
                                "(--max-stalled-restarts)\n"));
   CHECK_THAT(run.err,
-             ContainsSubstring("warning: attempt 1, which came to step 8: rank 0 failed: exit code 11\n"));
+             ContainsSubstring("warning: attempt 1, which reached step 8: rank 0 failed: exit code 11\n"));
   CHECK_THAT(run.err,
-             ContainsSubstring("warning: attempt 2, which came to step 8: rank 0 failed: exit code 12\n"));
+             ContainsSubstring("warning: attempt 2, which reached step 8: rank 0 failed: exit code 12\n"));
   CHECK_THAT(run.err, ContainsSubstring("warning: attempt 3, without a step: rank 0 failed: exit code 13\n"));
   CHECK_THAT(run.err, !ContainsSubstring("attempt 0"));
 }
@@ -175,8 +175,8 @@ TEST_CASE("on several nodes, too, a job ends whose restarts bring no new step", 
   }
   for (const ExitStatus& end : nodes.wait()) CHECK(end == ExitStatus::exited(11));
   CHECK_THAT(nodes.node(0).err(),
-             ContainsSubstring("1 restart brought no step after step 5 (--max-stalled-restarts); "
-                               "attempt 0, which came to step 5: rank 0 failed: exit code 10"));
+             ContainsSubstring("1 restart made no progress after step 5 (--max-stalled-restarts); "
+                               "attempt 0, which reached step 5: rank 0 failed: exit code 10"));
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ TEST_CASE("one line says what to do instead", "[launcher]") {
        {{"--nprocs-per-node=2"}, "did you mean --nproc-per-node?"},
        {{"--nnodes=2", "--node-rank=0"}, "got only --node-rank"},
        {{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=/shared/file", "--rdzv-conf=store_type=file"},
-        "expected no store_type=file, but --rdzv-endpoint=HOST:PORT"}}));
+        "store_type=file is not supported; use --rdzv-endpoint=HOST:PORT"}}));
   const Finished run(script(flags, "true"));
   CHECK(run.status == ExitStatus::exited(2));
   CHECK_THAT(run.err, ContainsSubstring(text));

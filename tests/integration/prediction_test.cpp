@@ -191,7 +191,7 @@ TEST_CASE("an overwriting prediction removes the files of the earlier one, and n
   std::ofstream(out / "pictures/1_mine.png") << "mine";
   const auto refused = predict();
   CHECK(refused.first == ExitStatus::exited(2));
-  CHECK_THAT(refused.second, ContainsSubstring("1_mine.png is not of an earlier prediction"));
+  CHECK_THAT(refused.second, ContainsSubstring("1_mine.png was not written by an earlier prediction"));
   CHECK(fs::exists(out / "pictures/1_cat.png"));
   fs::remove(out / "pictures/1_mine.png");
   CHECK(predict().first == ExitStatus::exited(0));
@@ -215,8 +215,10 @@ TEST_CASE("a mistake in --predict is one line that names the file or the flag", 
       {{"linear", "--predict", "--checkpoint", model}, 2, "FILE.csv... is missing"},
       {{"linear", "--predict", wide, "--checkpoint", model, "--out", used},
        2,
-       "--out: expected a new or empty folder, or --overwrite too, got "},
-      {{"linear", "--predict", wide, "--checkpoint", used, out}, 1, "is a folder, but not of a run"},
+       "--out: expected a new or empty folder (or --overwrite as well), got "},
+      {{"linear", "--predict", wide, "--checkpoint", used, out},
+       1,
+       "is a folder, but not the folder of a run"},
       {{"linear", "--predict", wide, "--checkpoint", model, out},
        1,
        "wide.csv: expected 2 columns, as the model was trained on, or 3 with the label, got 4"},

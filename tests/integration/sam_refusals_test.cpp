@@ -39,7 +39,7 @@ TEST_CASE("sam refuses what does not fit in one line, before a run begins", "[sa
       {"--image-size=100",
        "--image-size: vision_config.image_size: expected a multiple of patch_size (8), got 100"},
       {"--loss=mse", "expected dice, dice_focal or dice_bce, got 'mse'"},
-      {"--embedding-cache=x", "expected --freeze=encoder too"}};
+      {"--embedding-cache=x", "--embedding-cache: add --freeze=encoder"}};
   for (const auto& [flag, message] : refused) {
     CAPTURE(flag);
     Child child(training("sam", 0, sam.dir.path() / "run", {"--epochs=1", flag}));

@@ -112,7 +112,7 @@ TEST_CASE("mnist says once if it is the test set that judges", "[training]") {
     Child child(mnist(2, dir.path() / std::to_string(++runs), small(flags)));
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
     const auto lines = count_of("uses test_loss", child.err());
-    CHECK(count_of("expected --val-split, or --monitor", child.err()) == lines);
+    CHECK(count_of("use --val-split, or name another metric with --monitor", child.err()) == lines);
     return lines;
   };
   CHECK(warnings({"--patience=2", "--save-top-k=1"}) == 1);

@@ -18,7 +18,7 @@ TEST_CASE("a full disk is a warning while a run trains, and a failure at its end
   need_fashion_mnist();
   if (::getuid() != 0) skip("needs root to make a small disk");
   const auto [size, text] = GENERATE(table<const char*, const char*>(
-      {{"size=20m", "last checkpoint was not written; what is there is older"},
+      {{"size=20m", "last checkpoint was not written; the existing one is older"},
        {"size=5m", "no checkpoint was written in the whole run"}}));
   const TempDir dir;
   const auto disk = dir.path() / "disk";

@@ -288,7 +288,7 @@ TEST_CASE("a resume is not advised where it was asked for", "[training][run_fold
   CHECK_THAT(
       ended.err,
       ContainsSubstring(
-          "holds a file that a run would replace (metrics.csv); expected another folder or --overwrite"));
+          "holds a file that a run would replace (metrics.csv); use another folder or --overwrite"));
 }
 
 TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it",

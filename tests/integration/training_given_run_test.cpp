@@ -99,14 +99,14 @@ TEST_CASE("a folder that is not a run of this task is refused where a run may be
   for (const std::string flag : {"--eval=", "--init-weights=", "--resume="}) {
     CAPTURE(flag);
     CHECK_THAT(said({"linear", flag + plain.string(), "--out=" + (dir.path() / "new").string()}, 1),
-               ContainsSubstring(plain.string() + ": is a folder, but not of a run"));
+               ContainsSubstring(plain.string() + ": is a folder, but not the folder of a run"));
     CHECK_THAT(said({"linear", flag + empty.string(), "--out=" + (dir.path() / "new").string()}, 1),
                ContainsSubstring(empty.string() + ": has no checkpoint\n"));
   }
   CHECK_THAT(said({"mnist", "--eval=" + run.string()}, 2),
              ContainsSubstring("--eval: " + run.string() + " is a run of the task linear\n"));
   CHECK_THAT(said({"export", plain.string(), (dir.path() / "a.pt").string()}, 1),
-             ContainsSubstring("is a folder, but not of a run"));
+             ContainsSubstring("is a folder, but not the folder of a run"));
   CHECK_FALSE(fs::exists(dir.path() / "new"));
 }
 

@@ -550,7 +550,7 @@ elastic.run(state)(lambda: elastic.run(state)(lambda: None)())()
 def train(): elastic.State(model=torch.nn.parallel.DistributedDataParallel(net))
 train()
 """, "elastic.State: model is wrapped in DistributedDataParallel: give the bare module")
-        self.refused("elastic.State(commit=1)", "elastic.State: 'commit' is the State's own")
+        self.refused("elastic.State(commit=1)", "elastic.State: 'commit' is a name that State itself uses")
 
     def test_an_optimizer_that_stepped_without_a_commit_is_no_state(self):
         self.refused("""

@@ -679,7 +679,7 @@ class Tls(Jobs):
         files = {"ETCDCTL_CACERT": "ca.crt", "ETCDCTL_CERT": "client.crt", "ETCDCTL_KEY": "client.key"}
         self.check_refused(self.start("--rdzv-conf=protocol=https,cacert=other.crt"), place + "its certificate is not trusted: ")
         self.check_refused(self.start(**{**files, "ETCDCTL_KEY": "server.key"}), place + "cannot use the key 'server.key': ")
-        self.check_refused(self.start("--rdzv-conf=protocol=http", "--join-timeout=1"), "it ends the connection without an answer (does it want "
+        self.check_refused(self.start("--rdzv-conf=protocol=http", "--join-timeout=1"), "it closed the connection without an answer (does it want "
                            "https?)")
         self.check_no_question()
         nodes = [self.start(**files), self.start("--rdzv-conf=protocol=https,cacert=ca.crt,cert=client.crt,key=client.key")]

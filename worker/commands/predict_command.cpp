@@ -316,7 +316,7 @@ void remove_predictions(const fs::path& folder) {
     for (const auto& entry : fs::directory_iterator(in, error))
       if (const auto& file = entry.path(); file != list && file != folder / "pictures" && !own.contains(file))
         throw UsageError("--overwrite: " + file.string() +
-                         " is not of an earlier prediction; move it, or use another --out");
+                         " was not written by an earlier prediction; move it, or use another --out");
   for (const auto& file : own)
     if (!fs::remove(file, error) && error) throw IoError(file, "cannot be replaced", error.value());
 }
@@ -328,7 +328,7 @@ void make_predictions_folder(const std::string& task, bool pictures, PredictFlag
     flags.out = make_new_folder("predictions", task);
   } else if (fs::exists(flags.out, error) && !fs::is_empty(flags.out, error)) {
     if (!flags.overwrite)
-      throw UsageError("--out: expected a new or empty folder, or --overwrite too, got " +
+      throw UsageError("--out: expected a new or empty folder (or --overwrite as well), got " +
                        single_quoted(flags.out.string()));
     remove_predictions(flags.out);
   }

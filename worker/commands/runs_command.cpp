@@ -110,7 +110,7 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
         train::read_and_verify(run.checkpoints() / name);
         file->second = true;
       } catch (const IoError& error) {
-        log_warning(std::string(error.what()) + "; it stays, and does not count");
+        log_warning(std::string(error.what()) + "; it is kept, but does not count");
       }
     return file->second;
   };
@@ -178,7 +178,7 @@ int run_prune_command(int argc, char** argv) {
   if (run.identity().run.empty())
     throw IoError(
         folder,
-        "has no run.json; an older version's run is not pruned, as nothing says which files are its own");
+        "has no run.json; a run of an older version is not pruned, because it has no list of its files");
   const auto doomed = doomed_by(rule, run, state_files(run));
   const auto before = size_of(folder);
   for (const auto& path : doomed) {

@@ -168,7 +168,8 @@ Command make_command(const TaskEntry& task, Config& config) {
       settings::boolean("find-batch-size", config.find_batch_size,
                         "suggest the largest batch size that fits in memory, with a figure, and exit")
           .not_in_file(),
-      settings::boolean("overwrite", config.train.overwrite, "start a new run in a folder that holds one")
+      settings::boolean("overwrite", config.train.overwrite,
+                        "start a new run in a folder that already holds a run")
           .not_in_file(),
   };
   for (auto& setting : all_settings(config)) command.settings.push_back(std::move(setting));
@@ -238,10 +239,9 @@ void validate(const Config& config) {
                                config.sam.prompts_per_image * config.sam.points_per_image));
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
-    throw UsageError(
-        "--embedding-cache: expected --freeze=encoder too: otherwise training changes the encoder");
+    throw UsageError("--embedding-cache: add --freeze=encoder; otherwise training changes the encoder");
   if (train.checkpoint.resume == "auto" && train.out.empty())
-    throw UsageError("--resume=auto: expected --out too: the folder of the run to continue");
+    throw UsageError("--resume=auto: add --out, the folder of the run to continue");
 }
 
 /// How the model of a run was made, which its weights alone do not tell.
@@ -417,8 +417,7 @@ at::Device set_up_device(Config& config, const WorkerEnv& env) {
   if (!on_gpu && config.fast) use_fast_cpu(config, env.rank);
   settle_precision(config, chosen.device, env.rank);
   if (config.backend == ddp::BackendChoice::kNccl && !on_gpu)
-    throw UsageError(
-        "--backend=nccl: expected a GPU, but this rank computes on the CPU; expected --backend=gloo");
+    throw UsageError("--backend=nccl: this rank computes on the CPU; use --backend=gloo");
   return chosen.device;
 }
 

@@ -84,7 +84,7 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;
   if (!is_run_folder(path))
-    throw IoError(path, "is a folder, but not of a run; expected a file or a run's folder");
+    throw IoError(path, "is a folder, but not the folder of a run; expected a file or a run's folder");
   const train::RunFolder run(path);
   const bool logs = process_env("RANK").value_or("0") == "0";
   const auto found = [&](const fs::path& file, const std::string& why,

@@ -50,7 +50,7 @@ Setting max_time(double& target) {
     return number && kSeconds.contains(*number * unit) ? std::optional(*number * unit) : std::nullopt;
   };
   Setting setting = settings::parsed("max-time", target, parse, "a time above 0 such as 90, 10m, 1.5h or 2d",
-                                     "stop after this time: seconds, or such as 10m, 1.5h or 2d");
+                                     "stop after this time: seconds, or with a unit, as in 10m, 1.5h or 2d");
   setting.type_name = "TIME";
   setting.get = [&target] { return target > 0 ? std::optional<Value>(target) : std::nullopt; };
   return setting;
@@ -179,7 +179,7 @@ Settings model_settings(Config& config) {
   auto& sam = config.sam;
   return {
       path("init-weights", model.init_weights,
-           "start from these weights: .pt (ours or a Python state_dict), .safetensors, or a run's folder")
+           "start from these weights: .pt (a checkpoint or a state_dict), .safetensors, or a run's folder")
           .such_as("runs/first")
           .type("FILE|RUN"),
       path("eval", model.eval, "do not train: evaluate these weights; takes what --init-weights takes")
@@ -205,7 +205,7 @@ Settings model_settings(Config& config) {
           .such_as("128")
           .only({"sam"}),
       path("checkpoint", sam.checkpoint,
-           "start from a SamModel of transformers, its folder or the weights file in it, or from a run")
+           "start from a SamModel of transformers (its folder, or the weights file in it) or from a run")
           .such_as("sam-vit-base")
           .type("DIR|FILE|RUN")
           .only({"sam"}),
@@ -258,7 +258,7 @@ Settings optim_settings(Config& config) {
              "weight decay of biases (default: that of the other weights)")
           .such_as("0.0"),
       number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0 and at most 1"},
-             "each layer learns this much slower than the next"),
+             "learning rate of each layer, as a fraction of the next layer's"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
                    "linear: multiply the learning rate by the number of ranks"),
       choice<LrScheduleKind>("lr-schedule", optim.schedule,
@@ -337,7 +337,7 @@ Settings checkpoint_settings(Config& config) {
       integer(
           "memory-checkpoint-every", checkpoint.memory_every_steps, 1, kMaxInt,
           "under ddprun --recover=rank, keep the state in ddprun's memory every N steps (default: as often "
-          "as costs at most 1 %)")
+          "as possible at a cost of 1 %)")
           .such_as("10")
           .of_this_run(),
       boolean("replicate-shards", checkpoint.replicate_shards,
@@ -376,7 +376,7 @@ Settings precision_settings(Config& config) {
       choice<Precision>(
           "precision", precision.precision,
           {{"32", Precision::k32}, {"bf16-mixed", Precision::kBf16Mixed}, {"16-mixed", Precision::k16Mixed}},
-          "32-bit floats, or mixed with 16-bit ones; a CPU uses bf16-mixed for 16-mixed"),
+          "32-bit floats, or mixed with 16-bit ones; on a CPU, 16-mixed becomes bf16-mixed"),
       boolean("channels-last", precision.channels_last,
               "store images channels-last, which may speed up convolutions"),
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},

@@ -191,7 +191,7 @@ int run_predict_command(int argc, char** argv) {
                      "PNG to write: the picture with the mask's outline and the points (default: "
                      "mask.overlay.png beside mask.png)"),
       settings::path("page-out", page_file,
-                     "HTML page to write, which shows the mask of the point that one clicks on; without "
+                     "HTML page to write, which shows the mask of the point that you click on; without "
                      "--point and --mask-out, write only the page"),
   };
   std::vector<std::string> words(argv + 1, argv + argc);
@@ -204,7 +204,7 @@ int run_predict_command(int argc, char** argv) {
   if (any_page) needed = {"predict", "checkpoint"};
   if (!apply_words(words, command, needed)) return EXIT_SUCCESS;
   if (points.empty() != mask_file.empty())
-    throw UsageError("--point and --mask-out: expected both, or with --page-out neither");
+    throw UsageError("--point and --mask-out: give both, or, with --page-out, neither");
 
   if (overlay_file.empty() && !mask_file.empty())
     overlay_file = std::filesystem::path(mask_file).replace_extension(".overlay.png");

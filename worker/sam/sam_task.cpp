@@ -174,10 +174,9 @@ TaskEntry sam_task() {
       .name = "sam",
       .description = "Segment Anything with point prompts",
       .footer =
-          "--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task "
-          "looks for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), "
-          "then "
-          "uses a sample of 12 images.\n"
+          "--data takes a folder with images/ and masks/ (each mask pixel has its instance's number). "
+          "Without it the task looks for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh "
+          "nuclei fetches it), then uses a sample of 12 images.\n"
           "--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4, "
           "--warmup-steps 50, --weight-decay 0.01, --lr-schedule none, --epochs 20, --batch-size 4, "
           "--val-split 0.1, --patience 10, no --ema); without it a new model of --architecture is trained. "

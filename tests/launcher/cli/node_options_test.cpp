@@ -137,7 +137,7 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
        "--nnodes: several nodes need --rdzv-endpoint=HOST[:PORT], or --master-addr=HOST with --node-rank; "
        "got only --node-rank"},
       {{"--rdzv-backend=c10d", "--rdzv-endpoint=/shared/file", "--rdzv-conf=store_type=file"},
-       "--rdzv-conf: expected no store_type=file, but --rdzv-endpoint=HOST:PORT, where the nodes meet"},
+       "--rdzv-conf: store_type=file is not supported; use --rdzv-endpoint=HOST:PORT, where the nodes meet"},
       {{"--rdzv-backend=static"}, "--nnodes: several nodes need --rdzv-endpoint"},
       {{"--rdzv-backend=c10d"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with c10d, got none"},
       {{"--rdzv-backend=c10d", "--master-addr=a"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with"},
@@ -145,9 +145,9 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
        "--spares: expected 0, or --rdzv-backend=c10d with --rdzv-endpoint, where no node needs a rank, got "
        "'1'"},
       {{"--rdzv-endpoint=a:1,a:1"}, "or several different ones, separated by commas, got 'a:1,a:1'"},
-      {{"--master-addr=a"}, "--master-addr: expected --node-rank with it, from 0 to 1, got none"},
+      {{"--master-addr=a"}, "--master-addr: expected --node-rank as well, from 0 to 1, got none"},
       {{"--rdzv-backend=static", "--rdzv-endpoint=a"},
-       "--rdzv-backend: expected --node-rank with it, from 0"},
+       "--rdzv-backend: expected --node-rank as well, from 0"},
       {{"--master-addr=a:1", "--node-rank=0"}, "--master-addr: expected a host's name or address, got 'a:1'"},
       {{"--rdzv-endpoint=a:0"},
        "--rdzv-endpoint: expected HOST, HOST:PORT or [IPV6]:PORT with a port from 1"},
@@ -157,7 +157,8 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
        "--rdzv-backend: expected c10d, static or etcd, got 'zeus'"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--hosts=b,c"},
        "--rdzv-backend: expected no etcd with --hosts, where all nodes end with the first one, got 'etcd'"},
-      {{"--rdzv-backend=etcd"}, "--rdzv-backend: expected --rdzv-endpoint=HOST[:PORT] of etcd with it, got"},
+      {{"--rdzv-backend=etcd"},
+       "--rdzv-backend: expected etcd's address as well (--rdzv-endpoint=HOST[:PORT]), got"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--master-addr=a"},
        "--master-addr: expected no address with --rdzv-backend=etcd"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=ftp://a"},
@@ -394,8 +395,8 @@ TEST_CASE("a token that cannot be one is refused", "[node_options]") {
   CHECK_THAT(message(TokenFile(std::string(4097, 'x'))), ContainsSubstring("larger than 4096 bytes"));
   for (const int mode : {0640, 0604, 0610, 0602})
     CHECK_THAT(message(TokenFile("secret", std::filesystem::perms(mode))),
-               ContainsSubstring("--token-file: expected a file that only its owner can use, got mode 06") &&
-                   ContainsSubstring("(chmod 600)") && !ContainsSubstring("secret"));
+               ContainsSubstring("--token-file: '") && ContainsSubstring("' has mode 06") &&
+                   ContainsSubstring("run chmod 600") && !ContainsSubstring("secret"));
   CHECK_THROWS_WITH(parse_dynamic({}, {{"DDPRUN_TOKEN", " \n"}}),
                     ContainsSubstring("DDPRUN_TOKEN: expected a token, got nothing but white space"));
   CHECK_THROWS_AS(parse_dynamic({"--token-file=/no/such/file"}), IoError);

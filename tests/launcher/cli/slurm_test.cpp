@@ -121,7 +121,7 @@ TEST_CASE("a variable of a step that is missing is named", "[slurm]") {
 TEST_CASE("etcd needs an endpoint in a step, too", "[slurm]") {
   CHECK_THROWS_WITH(
       parse_steps({"--rdzv-backend=etcd"}, one_task(0)),
-      ContainsSubstring("--rdzv-backend: expected --rdzv-endpoint=HOST[:PORT] of etcd with it"));
+      ContainsSubstring("--rdzv-backend: expected etcd's address as well (--rdzv-endpoint=HOST[:PORT])"));
 }
 
 TEST_CASE("of many variables of a step that are missing three are named", "[slurm]") {

@@ -238,10 +238,10 @@ TEST_CASE("a job ends when its restarts bring no new step, whichever node report
   CHECK(
       rig.last<End>(a) ==
       End{7,
-          "not restarted: 2 restarts in a row brought no step after step 50 (--max-stalled-restarts); "
+          "not restarted: 2 restarts in a row made no progress after step 50 (--max-stalled-restarts); "
           "attempt 1, "
-          "which came to step 50: rank 0 failed; attempt 2, which came to step 50: rank 0 failed; attempt 3, "
-          "which came to step 49: rank 0 failed"});
+          "which reached step 50: rank 0 failed; attempt 2, which reached step 50: rank 0 failed; attempt 3, "
+          "which reached step 49: rank 0 failed"});
 }
 
 }  // namespace ddprun::launcher

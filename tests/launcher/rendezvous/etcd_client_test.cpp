@@ -192,7 +192,7 @@ TEST_CASE("an etcd that cannot answer now is asked again", "[etcd]") {
       {http("502 Bad Gateway", "<html>"), "it answers HTTP 502"},
       {http("503 Service Unavailable", R"({"message": "upstream is down"})"), "upstream is down"},
       {http("429 Too Many Requests", "slower"), "it answers HTTP 429"},
-      {"", "it ends the connection without an answer (does it want https?)"},
+      {"", "it closed the connection without an answer (does it want https?)"},
       {http("200 OK", "{}"), ""},
       {http("200 OK", R"({"header": {"revision": "x"}, "responses": []})"), ""},
   }));

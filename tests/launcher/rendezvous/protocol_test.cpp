@@ -87,7 +87,7 @@ TEST_CASE("a greeting may be one from its first byte on, and is one when it is w
     CHECK_THROWS_AS(decode_greeting(bytes.substr(0, size)), ProtocolError);
   }
   CHECK(may_be_greeting(bytes + "more"));
-  CHECK(decoding_error(bytes.substr(0, 20)) == "expected a greeting from ddprun of 32 bytes, got 20");
+  CHECK(decoding_error(bytes.substr(0, 20)) == "expected a greeting of 32 bytes from ddprun, got 20");
 }
 
 TEST_CASE("another version of the protocol is refused, and both are named", "[protocol]") {

@@ -126,10 +126,10 @@ TEST_CASE("restarts in a row without a new step are counted", "[restart_policy]"
   CHECK_FALSE(stalls.ends_job(settings));
   stalls.add(4, {0, 42}, "no sign of life");
   CHECK(stalls.ends_job(settings));
-  CHECK(stalls.reason() == "2 restarts in a row brought no step after step 42 (--max-stalled-restarts)");
-  CHECK(stalls.report() == std::vector<std::string>{"attempt 2, which came to step 42: x",
+  CHECK(stalls.reason() == "2 restarts in a row made no progress after step 42 (--max-stalled-restarts)");
+  CHECK(stalls.report() == std::vector<std::string>{"attempt 2, which reached step 42: x",
                                                     "attempt 3, without a step: rank 0 failed: exit code 5",
-                                                    "attempt 4, which came to step 42: no sign of life"});
+                                                    "attempt 4, which reached step 42: no sign of life"});
   settings.max_stalled = 0;
   CHECK_FALSE(stalls.ends_job(settings));
 }
@@ -154,10 +154,10 @@ TEST_CASE("of many attempts without a new step the first and the last ones are s
   for (int i = 0; i < 30; ++i) stalls.add(i, {0, 7}, "x");
   const auto lines = stalls.report();
   REQUIRE(lines.size() == 10);
-  CHECK(lines[0] == "attempt 0, which came to step 7: x");
+  CHECK(lines[0] == "attempt 0, which reached step 7: x");
   CHECK(lines[1] == "21 more attempts");
-  CHECK(lines[2] == "attempt 22, which came to step 7: x");
-  CHECK(lines[9] == "attempt 29, which came to step 7: x");
+  CHECK(lines[2] == "attempt 22, which reached step 7: x");
+  CHECK(lines[9] == "attempt 29, which reached step 7: x");
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ TEST_CASE("other programs' names and values are taken in a file too, or answered
   CHECK_THROWS_WITH(parse({"mnist", "--config", write(dir, "\ndevices = 2\n")}),
                     ContainsSubstring("config.toml:2: devices=2: start one worker for each device"));
   CHECK_THROWS_WITH(parse({"mnist", "--config", write(dir, "[train]\nepochs = 1\nmax_epochs = 2\n")}),
-                    ContainsSubstring(":3: train.max_epochs: expected once, got it again after "));
+                    ContainsSubstring(":3: train.max_epochs: set a second time, after "));
 }
 
 TEST_CASE("a mistake in a configuration file is one line that names file and line", "[config]") {

@@ -373,7 +373,7 @@ class TableReader {
   void take_line() {
     if (fields_.size() != columns_)
       throw IoError(path_, where() + ": expected " + std::to_string(columns_) +
-                               " values, as the lines before have, got " + std::to_string(fields_.size()));
+                               " values, as on the earlier lines, got " + std::to_string(fields_.size()));
     for (std::size_t column = 0; column < columns_; ++column) values_.push_back(value_of(column));
   }
 

@@ -171,7 +171,7 @@ void check_replicas(const ProcessGroup& group, const std::vector<at::Tensor>& te
   for (const int rank : odd)
     names.push_back(c10::str("rank ", rank, " on ", hosts[static_cast<std::size_t>(rank)]));
   const auto which = odd.size() == sums.size()
-                         ? ", and it cannot be told which of them are right"
+                         ? ", and no majority shows which of them are right"
                          : c10::str(odd.size() == 1 ? " has" : " have", " different bits from the other ",
                                     sums.size() - odd.size(), " ranks");
   // Fails when those end.

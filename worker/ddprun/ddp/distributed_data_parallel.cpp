@@ -255,7 +255,7 @@ struct DistributedDataParallel::Engine {
   void rebuild_buckets() { has_rebuilt_buckets |= reducer->rebuild_buckets(); }
 
   void begin_join(const JoinOptions& join_options) {
-    if (join) throw std::invalid_argument("join: expected no second call before the first has ended");
+    if (join) throw std::invalid_argument("join: called again before the first call has ended");
     if (has_sparse_gradients || options.skip_all_reduce_unused_parameters)
       throw std::invalid_argument(
           "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
@@ -397,7 +397,7 @@ void DistributedDataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookI
   if (hook == nullptr) throw std::invalid_argument("register_comm_hook: expected a hook, got nullptr");
   if (engine_->has_comm_hook) throw std::invalid_argument("register_comm_hook: there is a hook already");
   if (engine_->has_run_forward)
-    throw std::invalid_argument("register_comm_hook: expected to be called before the first forward");
+    throw std::invalid_argument("register_comm_hook: call it before the first forward");
   if (engine_->reducer) engine_->reducer->register_comm_hook(std::move(hook));
   engine_->has_comm_hook = true;
 }
@@ -460,7 +460,7 @@ Join::~Join() {
 }
 
 void Join::finish(const std::function<void()>& after_step) {
-  if (ended_) throw std::invalid_argument("Join::finish: expected to be called once");
+  if (ended_) throw std::invalid_argument("Join::finish: called a second time");
   constexpr int kManySteps = 1000;
   int steps = 0;
   while (ddp_.engine_->shadow_step(after_step)) {

@@ -57,8 +57,8 @@ c10::intrusive_ptr<c10d::Work> record_as_one(
     c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
     const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start);
 
-/// Starts the last collective of a whole job's group: once all ranks are in it, it ends. To those that wait
-/// in another one instead, this rank has finished.
+/// Starts the last collective of a whole job's group: once all ranks are in it, it ends. Ranks that wait
+/// in another collective instead learn that this rank has finished.
 c10::intrusive_ptr<c10d::Work> record_close(c10d::ProcessGroup& group);
 
 /// Records a barrier that goes through the store as a collective.

@@ -45,7 +45,7 @@ void move_aside(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::rename(path, other, error);
   if (error) throw IoError(path, "cannot move it to " + other.filename().string(), error.value());
-  log_info(path.string() + ": has rows that the checkpoint does not know; it is now " +
+  log_info(path.string() + ": has rows that are not in the checkpoint; it is now " +
            other.filename().string());
 }
 

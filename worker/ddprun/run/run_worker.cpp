@@ -79,10 +79,9 @@ Failure describe_failure(std::exception_ptr exception) {
     return {std::string("memory ran out: ") + error.what(), 1};
   } catch (const std::system_error& error) {  // std::thread's
     const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
-    return {
-        one_line((no_thread ? "memory ran out, or threads (ulimit -v, -u): cannot start a thread: " : "") +
-                 std::string(error.what())),
-        1};
+    return {one_line((no_thread ? "out of memory or threads (ulimit -v, -u): cannot start a thread: " : "") +
+                     std::string(error.what())),
+            1};
   } catch (const std::exception& error) {
     return {one_line(error.what()), 1};
   } catch (...) {

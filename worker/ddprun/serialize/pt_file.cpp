@@ -261,7 +261,7 @@ ZipRecords open_zip(const std::filesystem::path& path) {
   ZipRecords records(path);
   if (!records.has("data.pkl")) throw IoError(path, "has no data.pkl, expected a file written by torch.save");
   if (records.has("constants.pkl"))
-    throw IoError(path, "is a TorchScript program, expected a file of torch.save");
+    throw IoError(path, "is a TorchScript program, expected a file written by torch.save");
   if (records.has("byteorder") && records.read("byteorder") != "little")
     throw IoError(path, "has byte order " + in_quotes(records.read("byteorder")) + ", expected \"little\"");
   if (records.size("data.pkl") > kMaxPickle)
@@ -381,7 +381,7 @@ c10::IValue read_legacy_pt(const std::filesystem::path& path) {
     storages.fill(key.toStringRef(), bytes);
   }
   storages.check_all_filled();
-  if (!bytes.empty()) throw UnpickleError(c10::str(bytes.size(), " bytes follow what the file should hold"));
+  if (!bytes.empty()) throw UnpickleError(c10::str(bytes.size(), " bytes too many at the end of the file"));
   return value;
 }
 

@@ -185,7 +185,7 @@ class PickleStack {
     if (const auto* arguments = std::get_if<std::shared_ptr<const Arguments>>(&value.what))
       return **arguments;
     const auto& tuple = plain(value, "the arguments");
-    if (!tuple.isTuple()) fail("calls a function with what is not a tuple");
+    if (!tuple.isTuple()) fail("calls a function with arguments that are not a tuple");
     Arguments arguments;
     for (const auto& element : tuple.toTupleRef().elements()) arguments.push_back({element, value.nesting});
     return arguments;
@@ -217,7 +217,7 @@ class PickleStack {
   void append(const Arguments& values) {
     const Value& target = top();
     const auto& list = plain(target, "the target of APPEND");
-    if (!list.isList()) fail("appends to what is not a list");
+    if (!list.isList()) fail("appends to something that is not a list");
     Nesting& nesting = open_nesting(target);
     auto items = list.toList();
     for (const auto& value : values) {
@@ -230,7 +230,8 @@ class PickleStack {
   void set_items(const Arguments& values) {
     const Value& target = top();
     const auto& mapping = plain(target, "the target of SETITEM");
-    if (!mapping.isGenericDict() || values.size() % 2 != 0) fail("sets items of what is not a dict");
+    if (!mapping.isGenericDict() || values.size() % 2 != 0)
+      fail("sets items of something that is not a dict");
     Nesting& nesting = open_nesting(target);
     auto dict = mapping.toGenericDict();
     for (std::size_t i = 0; i < values.size(); i += 2) {
@@ -306,7 +307,8 @@ class Unpickler : PickleStack {
   /// Drops attributes such as _metadata.
   void build() {
     pop();
-    if (!plain(top(), "the target of BUILD").isGenericDict()) fail("sets attributes of what is not a dict");
+    if (!plain(top(), "the target of BUILD").isGenericDict())
+      fail("sets attributes of something that is not a dict");
   }
 
   void push_global() {
@@ -411,7 +413,7 @@ class Unpickler : PickleStack {
     const auto arguments = pop_arguments();
     const Value callee = pop();
     const auto* function = std::get_if<Global>(&callee.what);
-    if (function == nullptr) fail("calls what is not a function");
+    if (function == nullptr) fail("calls something that is not a function");
     const auto& name = function->name;
     if (name.starts_with("torch._utils._rebuild_tensor")) return push_tensor(name, arguments);
     if (name == "torch.device") return push_device(arguments);

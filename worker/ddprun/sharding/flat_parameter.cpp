@@ -330,7 +330,7 @@ at::Tensor FlatParameter::shard_of(const std::map<std::string, at::Tensor>& by_n
   }
   if (full.defined() && !missing.empty())
     throw std::invalid_argument("share_out: expected a tensor for " + missing +
-                                " too, which is in a unit with " + name_);
+                                " as well, because it is in a unit with " + name_);
   return full.defined() ? own_part(full).clone() : full;
 }
 

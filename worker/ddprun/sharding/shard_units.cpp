@@ -108,7 +108,7 @@ void ask_for_units(const std::vector<torch::nn::Module*>& asked_units,
 void check_initialise(const FullyShardedDataParallel::Options& options, const std::string& name) {
   if (!options.initialise)
     throw std::invalid_argument("FullyShardedDataParallel: " + name +
-                                " is on the meta device; expected Options::initialise");
+                                " is on the meta device; set Options::initialise");
 }
 
 /// A rank with another layout would misread the other ranks' parameters.

@@ -264,7 +264,7 @@ PredictionRow prediction_row(const data::Batch& batch, std::int64_t i, const at:
 PromptedPicture read_prompted_picture(const std::filesystem::path& path,
                                       const std::vector<std::string>& points) {
   if (points.empty())
-    throw UsageError("--point: expected at least one, X,Y, to predict a mask of " + path.string());
+    throw UsageError("--point: expected at least one point, X,Y, to predict a mask of " + path.string());
   PromptedPicture prompted;
   for (const auto& point : points) prompted.points.push_back(parse_point(point));
   prompted.picture =

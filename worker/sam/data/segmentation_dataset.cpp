@@ -52,8 +52,8 @@ std::vector<SegmentationPair> pairs_by_name(const fs::path& images, const fs::pa
   std::map<std::string, fs::path> mask_of;
   for (const auto& mask : masks_in(masks))
     if (const auto [other, is_new] = mask_of.emplace(mask.stem().string(), mask); !is_new)
-      throw IoError(mask, "has the name of another mask, " + other->second.filename().string() +
-                              ", expected one for an image");
+      throw IoError(mask, "has the same name as another mask, " + other->second.filename().string() +
+                              "; expected one mask for each image");
   std::map<std::string, fs::path> image_of;
   std::vector<SegmentationPair> pairs;
   for (const auto& image : images_in(images)) {
@@ -62,8 +62,8 @@ std::vector<SegmentationPair> pairs_by_name(const fs::path& images, const fs::pa
     if (mask == mask_of.end())
       throw IoError(image, "has no mask, expected " + (masks / (name + ".png")).string());
     if (const auto [other, is_new] = image_of.emplace(name, image); !is_new)
-      throw IoError(image, "has the name of another image, " + other->second.filename().string() +
-                               ", expected one for the mask " + mask->second.filename().string());
+      throw IoError(image, "has the same name as another image, " + other->second.filename().string() +
+                               "; expected one image for the mask " + mask->second.filename().string());
     pairs.push_back({image, {mask->second}});
   }
   if (pairs.empty()) throw IoError(images, "holds no image, expected PNG or JPEG files");

@@ -78,8 +78,8 @@ TEST_CASE("a wrong table is refused with line, column, what was expected and got
   CHECK(error_of("1,,0\n") == "line 1, column 2: expected a number, got ''");
   CHECK(error_of("1,2,0\n3,4,\n") == "line 2, column 3: expected a number, got ''");
   CHECK(error_of("1,2,\n") == "line 1, column 3: expected a number, got ''");
-  CHECK(error_of("1,2,0\n3,1\n") == "line 2: expected 3 values, as the lines before have, got 2");
-  CHECK(error_of("1,2,0\r\n3,4,5,1\r\n") == "line 2: expected 3 values, as the lines before have, got 4");
+  CHECK(error_of("1,2,0\n3,1\n") == "line 2: expected 3 values, as on the earlier lines, got 2");
+  CHECK(error_of("1,2,0\r\n3,4,5,1\r\n") == "line 2: expected 3 values, as on the earlier lines, got 4");
   CHECK(error_of("1;2;0\n") == "line 1: expected at least two values, separated by commas, got one: '1;2;0'");
   CHECK(error_of("") == "holds no examples, expected lines of numbers and a label");
   CHECK(error_of("\n\r\n  \n") == "holds no examples, expected lines of numbers and a label");

@@ -53,7 +53,7 @@ TEST_CASE("a failure for want of memory says so", "[failure]") {
   CHECK_THAT(failure_of([] {
                throw std::system_error(EAGAIN, std::generic_category());  // as std::thread does
              }).message,
-             ContainsSubstring("memory ran out, or threads"));
+             ContainsSubstring("out of memory or threads"));
   CHECK(failure_of([] { throw std::system_error(EPIPE, std::generic_category()); }).message == "Broken pipe");
 }
 

@@ -127,7 +127,7 @@ TEST_CASE("a metrics file of another training is kept", "[metric_files]") {
   CHECK(read_file(rank.csv.string() + ".2") == other);
   REQUIRE(lines.size() == 2);
   CHECK_THAT(lines[0],
-             test::ContainsSubstring("metrics.csv: has rows that the checkpoint does not know; it is now "
+             test::ContainsSubstring("metrics.csv: has rows that are not in the checkpoint; it is now "
                                      "metrics.csv.1"));
 }
 

@@ -208,5 +208,5 @@ TEST_CASE("a module on the meta device needs values", "[fully_sharded]") {
     const FullyShardedDataParallel fsdp(*model, group);
   };
   CHECK_THROWS_WITH(test::run_ranks(2, without),
-                    test::ContainsSubstring("weight is on the meta device; expected Options::initialise"));
+                    test::ContainsSubstring("weight is on the meta device; set Options::initialise"));
 }

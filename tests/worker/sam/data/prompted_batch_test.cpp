@@ -75,7 +75,7 @@ TEST_CASE("a row to be drawn has picture, points and masks at the picture's size
 TEST_CASE("what cannot be predicted is said in one line", "[prompted_batch]") {
   const OneImage image;
   CHECK_THROWS_WITH(read_prompted_picture(image.path, {}),
-                    "--point: expected at least one, X,Y, to predict a mask of " + image.path.string());
+                    "--point: expected at least one point, X,Y, to predict a mask of " + image.path.string());
   CHECK_THROWS_WITH(
       read_prompted_picture(image.path, {"1,1", "32,0"}),
       "--point 32,0: expected a point inside " + image.path.string() + ", which has 32 x 16 pixels");

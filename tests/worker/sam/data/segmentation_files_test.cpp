@@ -116,11 +116,12 @@ TEST_CASE("images and masks that do not belong together are named", "[segmentati
   CHECK(finding(folder) == "DIR/masks/c.png: has no image, expected DIR/images/c with .png, .jpg or .jpeg");
   fs::remove(folder.path / "masks/c.png");
   folder.add_mask("a.PNG", 30, 20, [](int, int) { return 1; });
-  CHECK(finding(folder) == "DIR/masks/a.png: has the name of another mask, a.PNG, expected one for an image");
+  CHECK(finding(folder) ==
+        "DIR/masks/a.png: has the same name as another mask, a.PNG; expected one mask for each image");
   fs::remove(folder.path / "masks/a.PNG");
   folder.add_image("a.jpg", 30, 20);
   CHECK(finding(folder) ==
-        "DIR/images/a.png: has the name of another image, a.jpg, expected one for the mask a.png");
+        "DIR/images/a.png: has the same name as another image, a.jpg; expected one image for the mask a.png");
   fs::remove_all(folder.path / "masks");
   CHECK(finding(folder) == "DIR: has no folder masks/, expected one beside images/");
   fs::remove_all(folder.path / "images");

@@ -266,7 +266,7 @@ void CheckpointSaver::forget_others() {
   };
   for (const auto& path : policy_->forget_unless(is_kept))
     log_warning(path.string() +
-                ": this best checkpoint is gone, or another one has its name, and no longer counts");
+                ": this best checkpoint no longer counts: it is gone, or another one has its name");
 }
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {

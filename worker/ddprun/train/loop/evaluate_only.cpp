@@ -34,8 +34,7 @@ constexpr const char* kResult = "evaluation.json";
 /// throws  IoError if the folder has one that is somebody else's: before hours of evaluation
 void check_place(const std::filesystem::path& folder) {
   if (const auto other = RunFolder(folder).in_the_way({kResult}, /*goes_on=*/true); !other.empty())
-    throw IoError(other,
-                  "is not listed in run.json as ours, and is not replaced; move it, or use another --out");
+    throw IoError(other, "is not listed in run.json, and is not replaced; move it, or use another --out");
 }
 
 void write_json(const std::filesystem::path& folder, const std::string& json) {

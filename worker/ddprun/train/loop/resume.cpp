@@ -103,7 +103,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     const bool is_run = !folder->identity().run.empty() || !state_files(*folder).empty();
     throw UsageError("--out: " + options.out.string() +
                      (is_run ? " holds a run already (" : " holds a file that a run would replace (") +
-                     other.lexically_relative(options.out).string() + "); expected another folder" +
+                     other.lexically_relative(options.out).string() + "); use another folder" +
                      (is_run && options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
   }
   if (resumed == nullptr && options.checkpoint.resume == "auto")
@@ -133,7 +133,7 @@ std::vector<FolderLock> lock_run_folder(const fs::path& folder) {
   if (const auto checkpoints = folder / "checkpoints"; fs::exists(checkpoints))
     locks.push_back(lock_folder(checkpoints));  // it may be a link, which several runs have
   if (std::ranges::count(locks, nullptr) > 0)
-    throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
+    throw UsageError("--out: another run is using " + folder.string() + " now; use another folder");
   return locks;
 }
 
@@ -145,7 +145,7 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
   const std::lock_guard guard(mutex);
   if (!busy.insert(path).second)
     throw UsageError("--out: this program is already training in " + folder.string() +
-                     "; expected another folder");
+                     "; use another folder");
   return {nullptr, [path](void*) {
             const std::lock_guard end(mutex);
             busy.erase(path);
@@ -232,7 +232,7 @@ std::optional<Ending> has_ended(const Run& run, const Resumed* resumed) {
   if (run.on_rank_0())
     log_info("--resume: the run in " + options.out.string() + " has ended, at step " +
              std::to_string(summary.steps) + ": " + why +
-             "; it goes on with more --epochs, --max-steps, --max-time or --patience");
+             "; to continue it, raise --epochs, --max-steps, --max-time or --patience");
   return ddp::any_rank_true(run.group, summary.diverged) && !options.allow_nan ? Ending::kDiverged
                                                                                : Ending::kComplete;
 }

@@ -33,7 +33,7 @@ class StepMemory {
  public:
   /// totals  of the epoch
   /// record  null except on rank 0
-  /// so_far  what a state in memory has beyond a checkpoint's, now
+  /// so_far  returns what a state in memory has now in addition to a checkpoint's state
   StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
              std::function<SoFar()> so_far);
 

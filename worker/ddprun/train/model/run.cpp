@@ -134,7 +134,7 @@ std::string graph_obstacle(const Run& run) {
 void check_options(const Task& task, const TrainerOptions& options) {
   const bool within_epochs = options.val_every_steps > 0;
   if (within_epochs && !task.validation_set)
-    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+    throw UsageError("--val-every-steps: this run has no validation set; add --val-split");
   choose_monitor(task, options.checkpoint.monitor, within_epochs);
   if (options.checkpoint.filename == "last")
     throw UsageError(
@@ -169,7 +169,7 @@ void check_length(const Run& run) {
   const auto& options = run.options;
   const auto length = run.length();
   if (length.steps_per_epoch == 0)
-    throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of at most " +
+    throw UsageError("--drop-last: no rank has a whole batch; use a --batch-size of at most " +
                      std::to_string(run.task.train_set->size() / run.group.size()));
   const bool plateau = options.optim.schedule == LrScheduleKind::kPlateau;
   const auto most = plateau ? length.steps_per_epoch : length.steps();
@@ -191,8 +191,8 @@ void warn_of_test_set(const Run& run) {
   if (!judges.empty())
     log_warning(
         joined(judges, ", ") +
-        ": uses test_loss, because there is no validation set; a test set used for selection gives too "
-        "good a result; expected --val-split, or --monitor to name another metric");
+        ": uses test_loss, because there is no validation set; results on a test set that is used for "
+        "selection are too good; use --val-split, or name another metric with --monitor");
 }
 
 }  // namespace ddprun::train

@@ -136,7 +136,7 @@ void check_schedule(const LrScheduleOptions& options, Optimizer& optimizer) {
 
 /// LinearLR: the rates of this step of the warm-up, 0 at first.
 ///
-/// lrs  of the step before; at first those that the schedule begins with
+/// lrs  of the previous step; at first those that the schedule begins with
 Lrs warmup_lrs(const LrScheduleOptions& options, std::int64_t step, Lrs lrs) {
   const double start = options.warmup_start_factor, rise = 1.0 - start;
   const auto steps = static_cast<double>(options.warmup_steps);

@@ -383,7 +383,7 @@ void RunLog::terminate(const fs::path& checkpoint) {
     if (command.resumes) again = command;
   std::string line =
       std::string("terminated; ") +
-      (record_->lost_the_last() ? "the last checkpoint was not written, and an earlier one is there; " : "") +
+      (record_->lost_the_last() ? "the last checkpoint was not written, but there is an earlier one; " : "") +
       again.label + " with";
   for (const auto& word : with_limits(again, run_.options, {}).words) line += " " + word;
   print(line);

@@ -257,7 +257,7 @@ void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   const bool resumed = options_.resumed_at.has_value();
   if (saved_ || !expects_checkpoint || (resumed && disk_error_ == 0)) return;
   throw IoError(options_.save_last ? checkpoint_path() : checkpoint_folder(),
-                any_saved_ ? "the run's last checkpoint was not written; what is there is older"
+                any_saved_ ? "the run's last checkpoint was not written; the existing one is older"
                 : resumed  ? "no checkpoint was written since the run was resumed"
                            : "no checkpoint was written in the whole run",
                 disk_error_);

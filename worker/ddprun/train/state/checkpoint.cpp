@@ -62,8 +62,8 @@ TrainingState read_state(const IValue& value) {
   const DictReader root(value, "the run");
   if (!root.has("format"))
     root.fail(
-        "expected 'format', got none; a run leaves such files in checkpoints/ (for weights alone: "
-        "--init-weights)");
+        "expected 'format', got none; a run's checkpoints are in its folder checkpoints/ (for weights "
+        "alone, use --init-weights)");
   if (const auto format = count(root, "format"); format != kFormat && format != kShardedFormat)
     root.fail("'format': expected 1 or 2, got " + std::to_string(format));
   TrainingState state;
@@ -132,8 +132,8 @@ void sort_newest_first(std::vector<StateFile>& files, std::string run) {
 }
 
 constexpr const char* kAdvice =
-    "; nothing here can be resumed and nothing was changed; expected a file that can be read, or --overwrite "
-    "without --resume to start from scratch";
+    "; nothing here can be resumed and nothing was changed; give a file that can be read, or use "
+    "--overwrite without --resume to start from scratch";
 
 /// branch   the newest of which there is a state; 0: there is none at all
 /// skipped  gets the newest state of that branch, if it is gone
@@ -297,7 +297,7 @@ std::vector<StateFile> own_states(const RunFolder& folder, std::vector<std::stri
     if (!file.identity.run.empty() && file.identity.run != files.front().identity.run)
       throw IoError(folder.path(), "has no run.json, and checkpoints of two runs, " +
                                        files.front().path.string() + " and " + file.path.string() +
-                                       "; expected one of these files instead");
+                                       "; give one of these files instead");
   return files;
 }
 

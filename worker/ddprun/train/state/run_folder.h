@@ -87,7 +87,7 @@ class RunFolder {
   /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it
   /// beside it, as last-branch=1.pt or last-earlier.pt.
   void make_way(const std::filesystem::path& checkpoint);
-  /// Lists what was written, and removes of others what this branch wrote.
+  /// Lists this checkpoint, which was written, and removes those of `doomed` that this branch wrote.
   void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
   /// Lists a new folder for a checkpoint's shards, last-step=80-5f0c91a2-1b2c.shards, before it is written.
   ///

@@ -316,9 +316,9 @@ void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
   if (group.size() >= 2 * distance)
     copying = std::make_unique<PartCopies>(group, distance, *copies);
   else if (group.rank() == 0)
-    log_warning("--replicate-shards: expected at least twice as many ranks as on the largest node, " +
-                std::to_string(2 * distance) + ", got " + std::to_string(group.size()) +
-                ": no copies are kept");
+    log_warning("--replicate-shards: no copies are kept: that needs at least " +
+                std::to_string(2 * distance) + " ranks, twice as many as the largest node has, got " +
+                std::to_string(group.size()));
 }
 
 void RunMemory::disconnect() {

@@ -156,7 +156,7 @@ std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter:
       std::error_code missing;
       if (count == 1 && !fs::exists(file, missing))
         log_warning("rank " + std::to_string(rank) + " has its part of the checkpoints, " + file.string() +
-                    ", on a disk that rank 0 does not see; to resume, start a rank there again");
+                    ", on a disk that rank 0 cannot read; to resume, start a rank there again");
       checksums.push_back(result["checksums"]);
     }
     return checksums;
@@ -210,8 +210,8 @@ void check_holders(const ddp::ProcessGroup& group, const fs::path& checkpoint, c
         throw IoError(
             checkpoint.parent_path() / name,
             "rank " + std::to_string(rank) + " needs this part of the checkpoint, but its host does " +
-                "not have it; expected it on a disk that all share, or, with --fsdp and as many ranks " +
-                "as before, each rank on the host where it was");
+                "not have it; put it on a disk that all share, or, with --fsdp and as many ranks as " +
+                "before, start each rank on the host where it was");
   }
 }
 

@@ -170,7 +170,7 @@ TEST_CASE("a run whose last checkpoint did not fit on the disk fails at its end,
           error = thrown.what();
         }
         fs::remove(disk / "filler");
-        ensure(error.find("last.pt: the run's last checkpoint was not written; what is there is older: "
+        ensure(error.find("last.pt: the run's last checkpoint was not written; the existing one is older: "
                           "No space left") != std::string::npos,
                ("it fails: " + error).c_str());
         ensure(read_checkpoint(options.out / "checkpoints/last.pt").step == kSteps / ranks,

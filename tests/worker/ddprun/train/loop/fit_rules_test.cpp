@@ -239,7 +239,7 @@ TEST_CASE("with drop_last no step has fewer samples, as with PyTorch's loader", 
   options.batch_size = 3;
   CHECK_THROWS_WITH(
       run_alone(one_weight_task(), options),
-      ContainsSubstring("--drop-last: no rank has a whole batch, expected a --batch-size of at most 2"));
+      ContainsSubstring("--drop-last: no rank has a whole batch; use a --batch-size of at most 2"));
 }
 
 TEST_CASE("a module with sparse gradients is no CUDA graph", "[step_graph]") {

@@ -159,8 +159,8 @@ TEST_CASE("weights alone are not a training state, and the message says so", "[c
   CHECK_THROWS_WITH(
       read_checkpoint(dir.path() / "a.pt"),
       ContainsSubstring(
-          "a.pt: cannot be resumed: state of the run: expected 'format', got none; a run leaves "
-          "such files in checkpoints/ (for weights alone: --init-weights)"));
+          "a.pt: cannot be resumed: state of the run: expected 'format', got none; a run's checkpoints are "
+          "in its folder checkpoints/ (for weights alone, use --init-weights)"));
   serialize::write_pt(dir.path() / "a.pt", torch::ones({3}));
   CHECK_THROWS_WITH(read_checkpoint(dir.path() / "a.pt"), ContainsSubstring("expected a dict, got Tensor"));
 }

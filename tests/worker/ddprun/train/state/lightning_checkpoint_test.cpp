@@ -131,7 +131,7 @@ TEST_CASE("a Lightning file that cannot be resumed says why, and its weights are
   (void)part(root, {"state_dict"}).erase("odd");
   (void)root.erase("optimizer_states");
   serialize::write_pt(path, root);
-  CHECK_THROWS_WITH(read_checkpoint(path), ContainsSubstring("for weights alone: --init-weights"));
+  CHECK_THROWS_WITH(read_checkpoint(path), ContainsSubstring("for weights alone, use --init-weights"));
   CHECK_FALSE(read_if_checkpoint(path));
   CHECK(read_weights(path).size() == 7);
 }

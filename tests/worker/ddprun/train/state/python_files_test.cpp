@@ -75,7 +75,7 @@ TEST_CASE("read_pt refuses every truncation of the older format, and what follow
     REQUIRE_THROWS_AS(read_pt(path), IoError);
   }
   std::ofstream(path, std::ios::binary) << bytes << "x";
-  CHECK_THROWS_WITH(read_pt(path), ContainsSubstring("a.pt: ") && ContainsSubstring("1 bytes follow"));
+  CHECK_THROWS_WITH(read_pt(path), ContainsSubstring("a.pt: ") && ContainsSubstring("1 bytes too many"));
 }
 
 TEST_CASE("read_pt reads the newer element types, and refuses what it has no form for", "[python_files]") {
