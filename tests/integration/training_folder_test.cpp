@@ -285,10 +285,9 @@ TEST_CASE("a resume is not advised where it was asked for", "[training][run_fold
   write(dir.path() / "run/metrics.csv", "mine");
   const auto ended = end_of(linear(dir.path() / "run", {"--resume=auto"}));
   CHECK(ended.status == ExitStatus::exited(2));
-  CHECK_THAT(
-      ended.err,
-      ContainsSubstring(
-          "holds a file that a run would replace (metrics.csv); use another folder or --overwrite"));
+  CHECK_THAT(ended.err,
+             ContainsSubstring(
+                 "holds a file that a run would replace (metrics.csv); use another folder or --overwrite"));
 }
 
 TEST_CASE("a resume from an earlier state begins a branch, and --resume auto stays in it",

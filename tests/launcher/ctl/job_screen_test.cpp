@@ -218,10 +218,9 @@ TEST_CASE("one line says where another node's rank is to be looked at", "[job_sc
   CHECK(elsewhere(view, 1) == "rank 1 runs on node a-name-that-is-long-2: run ddpctl there");
   CHECK(elsewhere(view, 9) == "rank 9 does not run on this machine");
   view.erase("other_ranks");
-  CHECK(
-      elsewhere(view, 1) ==
-      "rank 1 does not run on this machine; to find its node, run ddpctl top on host1, which has the "
-      "coordinator");
+  CHECK(elsewhere(view, 1) ==
+        "rank 1 does not run on this machine; to find its node, run ddpctl top on host1, which has the "
+        "coordinator");
   CHECK_THAT(job_screen({view, nullptr}, SortBy::kRank, 100).head.back(),
              ContainsSubstring("only its ranks are shown; ddpctl on host1"));
 }
