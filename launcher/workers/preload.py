@@ -16,7 +16,6 @@ try:
     import ctypes
     import gc
     import importlib
-    import importlib.util
     import io
     import json
     import runpy
@@ -67,17 +66,6 @@ def folder_of_script(is_module):
     if getattr(sys.flags, "safe_path", False):
         return None
     return os.getcwd() if is_module else os.path.dirname(os.path.realpath(sys.argv[0]))
-
-
-def read_ahead(name):
-    """Has the kernel read a package's libraries in one go: a disk is slow to read them page by page, as they are used."""
-    with contextlib.suppress(Exception):
-        for folder in importlib.util.find_spec(name.partition(".")[0]).submodule_search_locations or []:
-            for place in [folder, os.path.join(folder, "lib")]:
-                for entry in os.scandir(place) if os.path.isdir(place) else []:
-                    if ".so" in entry.name and entry.is_file():
-                        with open(entry.path, "rb") as file:
-                            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def load(name):
@@ -233,8 +221,6 @@ def run():
         folder = folder_of_script(is_module)
         if folder is not None:
             sys.path.insert(0, folder)
-        for name in settings["modules"]:
-            read_ahead(name)
         place = os.getcwd()
         for name in settings["modules"]:
             load(name)
