@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
+#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -17,6 +19,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun {
 namespace {
@@ -153,6 +156,19 @@ void replace_file_atomic(const std::filesystem::path& path,
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
+  }
+}
+
+void remove_dead_temporaries(const std::filesystem::path& path) {
+  const std::string prefix = "." + path.filename().string() + ".tmp.";
+  std::error_code error;
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    const auto pid = parse_integer(name.substr(prefix.size()), 1, INT_MAX);
+    if (pid && ::kill(*pid, 0) != 0 && errno == ESRCH) ::unlink(entry->path().c_str());
   }
 }
 

@@ -83,6 +83,10 @@ bool is_device_or_pipe(const std::filesystem::path& path);
 void replace_file_atomic(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& temporary)>& write);
 
+/// Removes what killed processes of this host have left of such a write: temporary files whose process is
+/// gone. An error leaves them.
+void remove_dead_temporaries(const std::filesystem::path& path);
+
 /// Waits until the names in a folder are on disk, unless it cannot be read. throws IoError
 void sync_folder(const std::filesystem::path& path);
 

@@ -25,6 +25,7 @@ import ctypes
 import datetime
 import functools
 import gc
+import glob
 import hashlib
 import io
 import itertools
@@ -206,20 +207,31 @@ class State:
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """On rank 0, writes the state of the last commit, for torch.load(). An existing file is replaced once the new one is complete.
 
-        Raises RuntimeError with replicate=True, because rank 0 has only its shard.
+        Raises RuntimeError between an optimizer's step and the commit(), because the weights are not those of the last commit then; and with
+        replicate=True, because rank 0 has only its shard.
         """
         if self._shards is not None:
             raise RuntimeError("elastic: save() does not write shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
+        if self._rounds is not None and self._steps_since > 0:
+            raise RuntimeError("elastic: save() between an optimizer's step and commit(): call it after commit()")
         if dist.is_initialized() and dist.get_rank() != 0:
             return
         file = pathlib.Path(path)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part = file.with_name(f".{file.name}.tmp.{os.getpid()}")
+        for left in file.parent.glob(f".{glob.escape(file.name)}.tmp.*"):  # by processes that were killed
+            if left.suffix[1:].isdigit() and not os.path.exists("/proc/" + left.suffix[1:]):
+                left.unlink(missing_ok=True)
         try:
             with open(part, "wb") as out:
                 torch.save(self._payload(), out)
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(part, file)
+            folder = os.open(file.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
@@ -341,8 +353,27 @@ class State:
             "commits": self._commits,
             "values": dict(self._kept),
             "shapes": {name: shape for name, (shape, _) in self._layout_now().items()},
-            "objects": {name: vars(self)[name].state_dict() for name in self._objects},
+            "objects": {name: self._state_of(name) for name in self._objects},
         }
+
+    def _state_of(self, name: str) -> Any:
+        """Of the last commit, if the round has had one: what follows may have changed buffers, rates and schedulers."""
+        entry = vars(self)[name]
+        if not self._looked:
+            return entry.state_dict()
+        if name in self._small:
+            return self._small[name]
+        if isinstance(entry, torch.nn.Module):
+            kept = dict(zip(map(id, self._originals), self._copies))
+            state = entry.state_dict(keep_vars=True)
+            for key, value in state.items():
+                state[key] = kept.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
+            return state
+        state = entry.state_dict()
+        for optimizer, groups in zip(self._optimizers, self._groups):
+            if optimizer is entry:
+                state["param_groups"] = [{**group, **kept} for group, kept in zip(state["param_groups"], groups)]
+        return state
 
     def _restore_all(self, payload: Dict[str, Any]) -> None:
         """Restores the whole state, or nothing of it."""

@@ -1,8 +1,12 @@
 #include <ddprun/common/files.h>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <set>
+#include <string>
 #include <thread>
 
 #include <ddprun/common/errors.h>
@@ -40,6 +44,22 @@ TEST_CASE("a write that fails leaves the old file and no other", "[files]") {
                   std::runtime_error);
   CHECK(read_file(path) == "old");
   CHECK(entries_in(folder.path()) == 1);
+}
+
+TEST_CASE("what a killed process left of a write is removed, and nothing of one that lives", "[files]") {
+  const TempDir dir;
+  const auto file = dir.path() / "a.pt";
+  const auto living = dir.path() / (".a.pt.tmp." + std::to_string(::getppid()));
+  for (const auto& path : {dir.path() / ".a.pt.tmp.2147483647", living, dir.path() / ".a.pt.tmp.mine",
+                           dir.path() / ".b.pt.tmp.2147483647", file})
+    write_file_atomic(path, "x");
+  remove_dead_temporaries(file);
+  std::set<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path()))
+    left.insert(entry.path().filename().string());
+  CHECK(left ==
+        std::set<std::string>{"a.pt", ".a.pt.tmp.mine", ".b.pt.tmp.2147483647", living.filename().string()});
+  remove_dead_temporaries("/nowhere/a.pt");
 }
 
 TEST_CASE("no file replaces a device or a pipe", "[files]") {

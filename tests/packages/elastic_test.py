@@ -671,6 +671,41 @@ for other in torch.nn.Linear(4, 1), torch.nn.Linear(3, 1, bias=False):
 assert os.listdir(folder.name) == ["state.pt"]
 """)
 
+    def test_a_state_is_saved_as_of_the_last_commit(self):
+        self.passes("""
+import pathlib, tempfile
+net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+state = elastic.State(model=net, optimizer=optimizer, scheduler=scheduler, epoch=0, batch=0)
+folder = tempfile.TemporaryDirectory()
+path = pathlib.Path(folder.name, "state.pt")
+for pid in (1 << 30, 1): pathlib.Path(folder.name, f".state.pt.tmp.{pid}").touch()
+@elastic.run(state)
+def train():
+    for state.epoch in range(2):
+        for x in state.batches(list(torch.randn(3, 4, 3))):
+            net(x).sum().backward()
+            optimizer.step()
+            try: state.save(path)
+            except RuntimeError as error: assert "between an optimizer's step and commit()" in str(error), error
+            else: raise SystemExit("half a step was saved")
+            state.commit()
+        mean = net[1].running_mean.clone()
+        net(torch.randn(4, 3))
+        scheduler.step()
+        state.save(path)
+        kept = torch.load(path)
+        saved = kept["objects"]
+        assert kept["values"] == {"epoch": state.epoch, "batch": 3}, kept["values"]
+        assert torch.equal(saved["model"]["1.running_mean"], mean) and not torch.equal(net[1].running_mean, mean)
+        assert torch.equal(saved["model"]["0.weight"], net[0].weight) and not saved["model"]["0.weight"].requires_grad
+        assert saved["scheduler"]["last_epoch"] == state.epoch, saved["scheduler"]
+        assert saved["optimizer"]["param_groups"][0]["lr"] == 0.1 * 0.5 ** state.epoch and saved["optimizer"]["param_groups"][0]["params"] == [0, 1, 2, 3]
+train()
+assert sorted(os.listdir(folder.name)) == [".state.pt.tmp.1", "state.pt"], os.listdir(folder.name)
+""")
+
     def test_commit_tells_ddprun_the_step_unless_the_program_does(self):
         self.passes("""
 import ddprun

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/run/checkpoint.h>
@@ -173,6 +174,7 @@ std::int64_t Checkpoint::begin(const train::Position& position) {
 }
 
 std::int64_t Checkpoint::resume() {
+  if (context_.is_main()) remove_dead_temporaries(path_);
   if (recovery_ != nullptr && context_.env().round > 0) {
     auto& memory = memory_of(*recovery_);
     memory.share(context_.group());

@@ -92,7 +92,7 @@ class Trainer {
     if (at_.evaluating != Evaluating::kNothing) train_epoch();
     while (!over()) train_epoch();
     if (terminated_) {
-      log_.terminate(saver_.last_path());
+      log_.terminate();
       return Ending::kTerminated;
     }
     // The last checkpoint may have been lost with the rank that wrote it.

@@ -373,11 +373,10 @@ bool RunLog::write_report() {
   }
 }
 
-void RunLog::terminate(const fs::path& checkpoint) {
+void RunLog::terminate() {
   if (!record_) return;
   record_->flush();
-  std::error_code error;
-  if (!fs::exists(checkpoint, error)) return print("terminated, without a checkpoint to continue from");
+  if (!record_->has_checkpoint()) return print("terminated, without a checkpoint to continue from");
   NextCommand again = {"continue", {"--resume", run_.options.out.string()}};
   for (const auto& command : run_.options.next_commands)
     if (command.resumes) again = command;

@@ -83,7 +83,7 @@ class RunLog {
   /// Writes summary.json, the report and the best weights, and prints the results.
   void finish(const RunSummary& summary);
   /// Says how to continue, if the checkpoint is there.
-  void terminate(const std::filesystem::path& checkpoint);
+  void terminate();
 
  private:
   EndCard results(const RunSummary& summary) const;

@@ -208,9 +208,19 @@ std::vector<fs::path> RunRecord::begin_shards(const fs::path& checkpoint, std::i
   const int error = unless_disk_full([&] { paths = folder_.begin_shards(checkpoint, step); });
   if (error != 0) {
     disk_error_ = error;
-    saved_ = saved_ && !options_.save_last;
+    saved_ = saved_ && !options_.save_last && !is_due(checkpoint);
   }
   return paths;
+}
+
+bool RunRecord::is_due(const fs::path& checkpoint) const {
+  return (checkpoint.stem() == "last") == options_.save_last;
+}
+
+bool RunRecord::has_checkpoint() const {
+  return std::ranges::any_of(folder_.files(), [this](const auto& file) {
+    return file.parent_path() == checkpoint_folder() && is_checkpoint_name(file) && !is_missing(file);
+  });
 }
 
 void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request,
@@ -221,8 +231,7 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
   std::error_code ignored;  // the write will fail
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
-  has_last_ = options_.save_last &&
-              std::ranges::any_of(request.paths, [](const auto& path) { return path.stem() == "last"; });
+  due_ = std::ranges::any_of(request.paths, [this](const auto& path) { return is_due(path); });
   undo_ = std::move(undo);
   writer_.write(state, std::move(request));
 }
@@ -243,8 +252,9 @@ void RunRecord::settle() {
   if (!std::exchange(pending_, false)) return;
   const auto undo = std::exchange(undo_, nullptr);
   disk_error_ = unless_disk_full([&] { writer_.flush(); });
-  any_saved_ = any_saved_ || writer_.wrote_first();
-  saved_ = has_last_ ? disk_error_ == 0 : saved_ || writer_.wrote_first();
+  saved_ = due_ && options_.save_last ? disk_error_ == 0
+           : due_                     ? writer_.wrote_first()
+                                      : saved_ || writer_.wrote_first();
   if (undo && !writer_.wrote_first()) undo();
 }
 
@@ -257,9 +267,9 @@ void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   const bool resumed = options_.resumed_at.has_value();
   if (saved_ || !expects_checkpoint || (resumed && disk_error_ == 0)) return;
   throw IoError(options_.save_last ? checkpoint_path() : checkpoint_folder(),
-                any_saved_ ? "the run's last checkpoint was not written; the existing one is older"
-                : resumed  ? "no checkpoint was written since the run was resumed"
-                           : "no checkpoint was written in the whole run",
+                has_checkpoint() ? "the run's last checkpoint was not written; the existing one is older"
+                : resumed        ? "no checkpoint was written since the run was resumed"
+                                 : "no checkpoint was written in the whole run",
                 disk_error_);
 }
 

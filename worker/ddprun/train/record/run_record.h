@@ -59,6 +59,8 @@ class RunRecord {
   std::vector<std::filesystem::path> begin_shards(const std::filesystem::path& checkpoint, std::int64_t step);
   /// Whether the last checkpoint did not fit on the disk.
   bool lost_the_last() const { return disk_error_ != 0; }
+  /// Whether the folder has a checkpoint of this run.
+  bool has_checkpoint() const;
   /// Writes the state in the background, then deletes request.doomed; ignores empty paths. Without a request:
   /// writes to checkpoint_path().
   /// undo  called by a later member function if the first file did not fit on the disk
@@ -104,10 +106,11 @@ class RunRecord {
   std::int64_t rows_ = 0;
   std::vector<Sink> sinks_;
   report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once started
-  bool saved_ = false;  // the last checkpoint: if there are any, the last one as last.pt
-  bool any_saved_ = false;
-  bool has_last_ = false;  // last.pt is due, and among the files being written
-  bool pending_ = false;   // a checkpoint is being written
+  bool is_due(const std::filesystem::path& checkpoint) const;
+
+  bool saved_ = false;    // the last checkpoint that was due; at first any
+  bool due_ = false;      // what is being written is due: last.pt, or without save_last any other
+  bool pending_ = false;  // a checkpoint is being written
   std::function<void()> undo_;
   int disk_error_ = 0;  // of the last checkpoint
   CheckpointWriter writer_;

@@ -360,16 +360,15 @@ void CheckpointWriter::carry_out(const Request& request) {
   if (request.finish_shards)
     staged_.toGenericDict().insert_or_assign("shards",
                                              request.finish_shards([this] { return ending_.load(); }));
+  auto doomed = request.doomed;  // once the first is there: the next may need the space
+  std::erase_if(doomed, [&](const auto& file) {
+    return std::ranges::find(request.paths, file) != request.paths.end();
+  });
   for (const auto& path : request.paths) {
-    folder_.make_way(path);
+    folder_.make_way(path, doomed);
     serialize::write_pt(path, staged_);  // and verified
-    auto doomed =
-        wrote_first_ ? std::vector<fs::path>() : request.doomed;  // now: the next may need the space
-    std::erase_if(doomed, [&](const auto& file) {
-      return std::ranges::find(request.paths, file) != request.paths.end();
-    });
     wrote_first_ = true;
-    folder_.wrote(path, doomed);
+    folder_.wrote(path, std::exchange(doomed, {}));
   }
   if (request.paths.empty()) return;
   folder_.remove_unused_shards();

@@ -62,6 +62,7 @@ RunFolder::RunFolder(fs::path folder)
     files_ = json.at("files").get<std::map<std::string, std::int64_t>>();
     replaced_ = json.value("replaced", std::vector<std::string>());
     writing_ = json.value("writing", "");
+    doomed_ = json.value("doomed", std::vector<std::string>());
     set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
     command_ = json.value("command", "");
@@ -231,7 +232,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
 void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names) {
   for (const auto& name : names)  // before anything is changed
     if (name.starts_with("metrics.") && is_there(folder_ / name)) open_regular_file(folder_ / name);
-  const bool list_is_lost = identity_.run.empty();
+  const bool list_is_lost = identity_.run.empty(), goes_on = is_newest && state == identity_;
   std::error_code error;
   if (const auto run = fs::canonical(checkpoints(), error).parent_path();
       list_is_lost && fs::is_symlink(checkpoints()) && is_there(run / kList))
@@ -256,6 +257,12 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
   set_aside_ = false;
   ended_within_.clear();
   find_states(list_is_lost);
+  if (goes_on && is_of_this_branch(folder_ / writing_)) {  // it was killed after that checkpoint was written
+    std::vector<fs::path> doomed;
+    for (const auto& name : std::exchange(doomed_, {}))
+      if (is_of_this_branch(folder_ / name)) doomed.push_back(folder_ / name);
+    remove_listed(doomed, /*list_changed=*/false);
+  }
   save();
 }
 
@@ -311,6 +318,7 @@ void RunFolder::save(bool required) {
   auto json = nlohmann::ordered_json{{"run", identity_.run}, {"branch", identity_.branch}, {"files", files_}};
   if (!replaced_.empty()) json["replaced"] = replaced_;
   if (!writing_.empty()) json["writing"] = writing_;
+  if (!doomed_.empty()) json["doomed"] = doomed_;
   if (set_aside_) json["set_aside"] = true;
   if (!job_.empty()) json["job"] = job_;
   if (!command_.empty()) json["command"] = command_;
@@ -407,12 +415,14 @@ void RunFolder::check_checkpoints_are_ours(const fs::path& next) {
   checkpoints_place_ = now;
 }
 
-void RunFolder::make_way(const fs::path& checkpoint) {
+void RunFolder::make_way(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   check_still_here();
   check_checkpoints_are_ours(checkpoint);
   const std::lock_guard lock(mutex_);
   if (is_of_this_branch(checkpoint)) return;
   writing_ = name_of(checkpoint);
+  doomed_.clear();
+  for (const auto& file : doomed) doomed_.push_back(name_of(file));
   const auto here = place_of(checkpoint);
   if (const auto kept = kept_.find(writing_); kept == kept_.end() || kept->second != here)
     keep_earlier(checkpoint);
@@ -449,6 +459,7 @@ void RunFolder::keep_earlier(const fs::path& file) {
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   const std::lock_guard lock(mutex_);
   writing_.clear();
+  doomed_.clear();
   kept_.erase(name_of(checkpoint));
   auto own = doomed;
   std::erase_if(own, [&](const auto& file) { return !is_of_this_branch(file); });

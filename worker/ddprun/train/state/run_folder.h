@@ -86,7 +86,10 @@ class RunFolder {
 
   /// Before it is written: if a file of an earlier branch is there, or one that is not listed, keeps it
   /// beside it, as last-branch=1.pt or last-earlier.pt.
-  void make_way(const std::filesystem::path& checkpoint);
+  ///
+  /// doomed  what wrote() will be given: a run that is killed between the two removes them when it is resumed
+  void make_way(const std::filesystem::path& checkpoint,
+                const std::vector<std::filesystem::path>& doomed = {});
   /// Lists this checkpoint, which was written, and removes those of `doomed` that this branch wrote.
   void wrote(const std::filesystem::path& checkpoint, const std::vector<std::filesystem::path>& doomed);
   /// Lists a new folder for a checkpoint's shards, last-step=80-5f0c91a2-1b2c.shards, before it is written.
@@ -130,6 +133,7 @@ class RunFolder {
   bool set_aside_ = false;  // and not resumed since
   std::string job_, command_, ended_within_;
   std::string writing_;                                  // a checkpoint that is not listed yet
+  std::vector<std::string> doomed_;                      // by it
   std::map<std::string, std::pair<dev_t, ino_t>> kept_;  // what make_way() has kept, until it is replaced
   std::set<std::filesystem::path> gone_shards_;          // listed until the next begin_shards()
   bool unsaved_ = false, warned_ = false;

@@ -200,6 +200,28 @@ TEST_CASE("without last.pt, one that was asked for may find no room", "[run_reco
   });
 }
 
+TEST_CASE("without last.pt, a run whose last own checkpoint found no room fails at its end", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    TestRun record(disk, {.save_last = false});
+    ensure(!record.has_checkpoint(), "there is none yet");
+    record.save(one_weight_state(1), {{record.checkpoint_folder() / "epoch=0.pt"}});
+    record.flush();
+    fill_disk(disk / "filler");
+    record.save(one_weight_state(2), {{record.checkpoint_folder() / "epoch=1.pt"}});
+    record.flush();
+    fs::remove(disk / "filler");
+    ensure(record.has_checkpoint(), "a run that is ended now can be continued");
+    try {
+      record.finish("{}");
+    } catch (const IoError& error) {
+      ensure(std::string(error.what()).find("the existing one is older") != std::string::npos, error.what());
+      return;
+    }
+    ensure(false, "the better weights are lost");
+  });
+}
+
 TEST_CASE("a resumed run that could write no checkpoint fails at its end", "[run_record]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {

@@ -455,6 +455,38 @@ TEST_CASE("a state that a run had no time to list is its own all the same", "[ru
   CHECK(folder.branch_of(newest) == 1);
 }
 
+TEST_CASE("what a killed run's newest state was to replace is removed when the run goes on from it",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto checkpoints = dir.path() / "checkpoints";
+  const auto best = checkpoints / "epoch=0.pt", better = checkpoints / "epoch=1.pt";
+  {
+    RunFolder folder(dir.path());
+    save(folder, "epoch=0.pt", 10);
+    folder.make_way(better, {best});
+  }
+  const auto resumed = [&](const RunIdentity& state, bool is_newest) {
+    RunFolder(dir.path()).resume(state, is_newest, kNames);
+    return files_in(checkpoints);
+  };
+  SECTION("and was written") {
+    save_checkpoint(better, state_of(identity, 11));
+    CHECK(resumed(identity, true) == std::set<std::string>{"last.pt", "epoch=1.pt"});
+    CHECK(RunFolder(dir.path()).branch_of(best) == 0);
+  }
+  SECTION("and was not written whole") {
+    write(better, "half");
+    CHECK(resumed(identity, true) == std::set<std::string>{"last.pt", "epoch=0.pt", "epoch=1.pt"});
+  }
+  SECTION("and was written, but an earlier one is resumed") {
+    save_checkpoint(better, state_of(identity, 11));
+    CHECK(resumed(identity, false) == std::set<std::string>{"last.pt", "epoch=0.pt", "epoch=1.pt"});
+    save_checkpoint(better, state_of(identity, 11));
+    CHECK(resumed({identity.run, 2}, true) == std::set<std::string>{"last.pt", "epoch=0.pt", "epoch=1.pt"});
+  }
+}
+
 TEST_CASE("a copy of a state that somebody made is continued, and never replaced or removed",
           "[run_folder]") {
   const TempDir dir;
