@@ -126,8 +126,8 @@ void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMem
       memory.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
   } else if (rounds.enabled() && env.rank == 0) {
     log_info(std::string("if a rank is lost, all start again: ") +
-             (on_gpu && !config.recover_on_gpu ? "they are on GPUs (--recover-on-gpu)"
-                                               : "ddprun holds no memory for their parts of the state"));
+             (on_gpu && !config.recover_on_gpu ? "the ranks train on GPUs (--recover-on-gpu)"
+                                               : "ddprun holds no memory for the ranks' parts of the state"));
   }
 }
 

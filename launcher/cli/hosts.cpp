@@ -103,7 +103,7 @@ std::vector<Host> listed_hosts(const settings::Values& values) {
   }
   const std::string repeated = repeated_name(hosts);
   if (!repeated.empty())
-    values.reject(name, "each host once, but " + repeated + " is there twice (" + repeated +
+    values.reject(name, "each host once, but " + repeated + " is listed twice (" + repeated +
                             ":2 gives it two workers)");
   return hosts;
 }

@@ -64,7 +64,7 @@ void check_single_node(const settings::Values& values, bool file_store) {
   using Check = bool (*)(const std::string& value);
   const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
     if (values.given(name) && !right(values.text(name)))
-      values.reject(name, expected + " for one node (--nnodes gives more)");
+      values.reject(name, expected + " for one node (set --nnodes for more)");
   };
   expect("node-rank", "0", [](const std::string& value) { return value == "0"; });
   if (!file_store && !uses_etcd(values) && !values.is_true("standalone"))  // it overrides it, as in torchrun

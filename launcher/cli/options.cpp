@@ -189,7 +189,7 @@ std::vector<Setting> own_flags(Options& options) {
       parsed("ssh", options.hosts.ssh, parse_ssh,
              "a command that takes a host and a command, such as ssh -p 2222"),
       parsed("ssh-env", options.hosts.env, parse_variable_names,
-             "names of variables separated by commas; a '*' ends the beginning of several, as in "
+             "names of variables separated by commas; a '*' at the end stands for any ending, as in "
              "NCCL_*,HF_HOME"),
       settings::text("ssh-ddprun", options.hosts.ddprun),
       parsed("exclude", options.exclude, parse_excluded,

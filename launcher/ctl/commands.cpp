@@ -265,7 +265,7 @@ JobConnection find_job(const std::string& wanted) {
 }
 
 std::string ctl_help() {
-  return R"(ddpctl: looks at this user's running ddprun jobs on this machine.
+  return R"(ddpctl: inspects and controls your running ddprun jobs on this machine.
 
 usage: ddpctl COMMAND [JOB] [flags]
 JOB is the job's name in ddpctl ps, its run id or ddprun's pid. The beginning of
@@ -287,7 +287,7 @@ newest job.
 Flags
   --once               top: print it once as text, all jobs if JOB is left out;
                        the default without a terminal
-  --interval SECONDS   top: how often to look, 0.1 to 60 [2]
+  --interval SECONDS   top: seconds between updates, 0.1 to 60 [2]
   -f, --follow         logs: keep showing output until the job ends
   --rank R             logs, stacks: only those of this rank
   -h, --help           show this help

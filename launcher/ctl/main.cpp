@@ -39,7 +39,7 @@ const std::vector<std::string> kKeys{
     "r s t d o c m                  sort by rank, step, own time, data,",
     "                               communication, CPU, memory",
     "tab                            the next job",
-    "h, escape, q                   this help, back to the table, leave",
+    "h / escape / q                 this help / back to the table / leave",
     "",
     "STEP TIME   time of a step, over the last ten seconds: the same for all",
     "            ranks that wait for each other",

@@ -352,7 +352,7 @@ void serve_metrics(asio::io_context& io, const Endpoint& endpoint, const std::st
   tcp::acceptor acceptor(io);
   if (!error) listen<tcp>(acceptor, {address, static_cast<unsigned short>(endpoint.port)}, error);
   if (error)
-    return log_warning("--metrics-port: cannot listen at " + to_string(endpoint) + port_owner(endpoint.port) +
+    return log_warning("--metrics-port: cannot listen on " + to_string(endpoint) + port_owner(endpoint.port) +
                        ": " + error.message() + "; metrics are not served");
   log_info("metrics: http://" + to_string({endpoint.host, acceptor.local_endpoint().port()}) + "/metrics");
   const auto answer = [&monitor, token](auto socket) {

@@ -210,8 +210,8 @@ asio::awaitable<void> write_record(std::filesystem::path path, const JobRecord& 
   try {
     const AsideEnd end = co_await run_aside(write, begin + kRecordPatience, &give_up);
     if (end == AsideEnd::kDone) co_return;
-    const std::string why =
-        end == AsideEnd::kLate ? "the disk does not answer" : "not waited for any longer: a second signal";
+    const std::string why = end == AsideEnd::kLate ? "the disk does not answer"
+                                                   : "gave up waiting for the disk after a second signal";
     log_warning("--result-json: " + std::string(IoError(path, why).what()));
   } catch (const std::exception& error) {
     log_warning(std::string("--result-json: ") + error.what());

@@ -142,7 +142,7 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
   if (!result.sockets.empty()) return result;
   result.taken = error == EADDRINUSE;
   if (!required && (error == EADDRINUSE || error == EADDRNOTAVAIL)) return result;
-  throw LaunchError(LaunchError::kOwnFailure, "cannot listen at " + to_string(endpoint) +
+  throw LaunchError(LaunchError::kOwnFailure, "cannot listen on " + to_string(endpoint) +
                                                   " for the other nodes: " + std::strerror(error) +
                                                   (error == EADDRINUSE ? port_owner(endpoint.port) : ""));
 }
@@ -167,7 +167,7 @@ Listening listen_at_free_port(const std::string& host) {
     }
   }
   if (!result.sockets.empty()) return result;
-  throw LaunchError(LaunchError::kOwnFailure, "cannot listen at a free port of " + host +
+  throw LaunchError(LaunchError::kOwnFailure, "cannot listen on a free port of " + host +
                                                   " for the other nodes: " + std::strerror(error));
 }
 

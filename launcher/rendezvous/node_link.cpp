@@ -205,7 +205,7 @@ asio::awaitable<void> NodeLink::connect_once() {
       if (stranger && !way.fail_unless_greeted) throw Stranger(failure.what());
       if (connection->greeted() || !way.fail_unless_greeted || hung_up) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
-                                                      port_owner(address.port()) + ", which is not a ddprun");
+                                                      port_owner(address.port()) + ", but not by a ddprun");
     }
     connection->clear_time_limit();
     coordinator_address_ = theirs;

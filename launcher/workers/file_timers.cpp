@@ -48,7 +48,7 @@ std::optional<Request> parse_request(const std::string& line) {
   return Request{json["pid"], json["scope_id"], json["expiration_time"], json["signal"]};
 }
 
-constexpr char kCannotMake[] = "cannot make the pipe of file timers";
+constexpr char kCannotMake[] = "cannot create the pipe for file timers";
 
 UniqueFd make_pipe(const std::filesystem::path& path) {
   struct stat info {};

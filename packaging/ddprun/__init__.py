@@ -87,7 +87,7 @@ def _send_status(said: Mapping[str, Any]) -> None:
 
 
 def record(function: _Function) -> _Function:
-    """Decorates the main function of a training: if an exception ends it, ddprun's report shows that exception. This works like
+    """Decorates the main function of a training program: if an exception ends it, ddprun's report shows that exception. This works like
     torch.distributed.elastic.multiprocessing.errors.record, but without torch. The exception is raised again."""
 
     @functools.wraps(function)

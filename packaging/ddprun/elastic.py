@@ -683,7 +683,7 @@ class _Rounds:
 
     def announce(self, state: State) -> None:
         """Tells ddprun whether this rank can go on when another one is lost."""
-        why_not = "this is a second call, and a new process begins with the first. Do everything in one call" if _Rounds._calls == 2 else ""
+        why_not = "this is a second run(), and a new process would begin with the first. Do everything in one call" if _Rounds._calls == 2 else ""
         if self._socket is not None:
             why_not = state._why_not()
         if why_not and not self._warned and os.environ.get("RANK") == "0":

@@ -197,7 +197,7 @@ TEST_CASE("worker advise tells what to change about a run", "[training]") {
   CAPTURE(advised.err());
   for (const char* line : {"each epoch's last batch has 20 of 240 samples, but counts as much as a whole "
                            "one: --batch-size 125 leaves none over\n",
-                           "the learning rate 0.001 is the one for a single rank, and 2 ranks take batches "
+                           "the learning rate 0.001 is meant for a single rank, but 2 ranks take batches "
                            "of 480 samples: --scale-lr linear"})
     CHECK_THAT(advised.out(), ContainsSubstring(line));
   auto list = nlohmann::json::parse(read_file(out / "run.json"));

@@ -398,7 +398,10 @@ class SecondCall(unittest.TestCase):
             done = subprocess.run([DDPRUN, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1", script], capture_output=True, text=True,
                                   env=environment(), cwd=folder, timeout=200)
         self.assertEqual(0, done.returncode, done.stderr)
-        warning = "elastic: if a rank is lost, all start again from your checkpoint: this is a second call, and a new process begins with the first"
+        warning = (
+            "elastic: if a rank is lost, all start again from your checkpoint: "
+            "this is a second run(), and a new process would begin with the first"
+        )
         self.assertEqual(2, done.stderr.count(warning), done.stderr)  # before the restart of all and after
         self.assertEqual(2, done.stdout.count("rank 0 phase 1 at 0"), done.stdout)
         self.assertNotIn("replacing only this rank", done.stderr)

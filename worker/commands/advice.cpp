@@ -69,7 +69,7 @@ std::string batch_advice(const RunFacts& run) {
 
 std::string learning_rate_advice(const RunFacts& run) {
   if (run.ranks == 1 || run.scales_lr || !run.lr_is_default) return "";
-  return formatted("the learning rate %g is the one for a single rank, and ", run.lr) +
+  return formatted("the learning rate %g is meant for a single rank, but ", run.lr) +
          counted(run.ranks, "rank") + " take batches of " +
          number(run.batch_size * run.ranks * run.accumulate) +
          " samples: --scale-lr linear with --warmup-steps, or an --lr of your own";
@@ -90,7 +90,7 @@ std::string precision_advice(const RunFacts& run) {
   if (run.precision == train::Precision::k32 && (run.on_gpu || run.cpu_has_bf16))
     return std::string("trained in 32 bits, and the ") + (run.on_gpu ? "GPU" : "CPU") +
            " can compute in 16: --precision bf16-mixed" + (run.on_gpu && !run.fast ? ", and --fast" : "");
-  return run.on_gpu && !run.fast ? "each kernel of a step was launched by itself: --fast" : "";
+  return run.on_gpu && !run.fast ? "each kernel of a step was launched separately: --fast" : "";
 }
 
 std::string unused_parameters_advice(const RunFacts& run) {

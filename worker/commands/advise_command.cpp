@@ -96,8 +96,8 @@ int run_advise_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker advise";
   command.description =
-      "checks a run against good habits: waiting, batches, learning rate, cores, precision; a line for each "
-      "flag to change.";
+      "checks a run against good habits (waiting, batches, learning rate, cores, precision), and prints a "
+      "line for each flag to change.";
   command.positionals = {{"run", "RUN"}};
   command.settings = {settings::help_flag(), settings::path("run", folder, "its folder").not_a_flag()};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
@@ -111,7 +111,8 @@ int run_advise_command(int argc, char** argv) {
   add_environment(run, object_in(train::text_if_any(folder / "environment.json")));
   const auto summary = summary_of(folder);
   add_times(run, summary);
-  if (summary.empty()) std::cout << "the run has not ended: its waiting and its batches are not known yet\n";
+  if (summary.empty())
+    std::cout << "the run has not ended: its waiting times and batches are not known yet\n";
   const auto lines = advice(run);
   for (const auto& line : lines) std::cout << line << "\n";
   if (lines.empty()) std::cout << "nothing to advise\n";

@@ -15,14 +15,15 @@ namespace ddprun::worker {
 
 const std::vector<CommandEntry>& all_commands() {
   static const std::vector<CommandEntry> commands = {
-      {"advise", "RUN", "check a run against good habits: a line for each flag to change",
+      {"advise", "RUN", "check a run against good habits, and print a line for each flag to change",
        run_advise_command},
-      {"env", "", "show ranks, devices and libraries as a training would find them here, and what is wrong",
+      {"env", "",
+       "show ranks, devices and libraries as a training run would find them here, and what is wrong",
        run_env_command},
       {"export", "CHECKPOINT OUT", "write a model's weights for other programs", run_export_command},
       {"flight", "FOLDER", "compare the ranks' flight records after a hang or crash", run_flight_report},
       {"prune", "RUN", "remove all checkpoints of a run but the newest and the best", run_prune_command},
-      {"report", "RUN...", "write a run's page again, or compare runs on one", run_report_command},
+      {"report", "RUN...", "write a run's page again, or compare runs on one page", run_report_command},
       {"runs", "FOLDER...", "list the runs in a folder, or a run's checkpoints", run_runs_command},
       {"TASK --predict", "FILE...", "print the classes of pictures or rows; for sam, write an object's mask",
        run_predict_command},
@@ -41,7 +42,7 @@ int run_report_command(int argc, char** argv) {
   command.positionals = {{"runs", "RUN..."}};
   command.settings = {
       settings::help_flag(),
-      settings::list("runs", runs, "their folders, or a folder of runs").not_a_flag(),
+      settings::list("runs", runs, "the runs' folders, or a folder of runs").not_a_flag(),
       settings::path("out", out, "the page to write"),
   };
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;

@@ -220,7 +220,7 @@ int run_env_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker env";
   command.description =
-      "prints what a training would find here, and what is wrong. Exits with 1 if anything is wrong.";
+      "prints what a training run would find here, and what is wrong. Exits with 1 if anything is wrong.";
   command.settings = {
       settings::help_flag(),
       device_setting(options.device),

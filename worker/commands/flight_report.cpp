@@ -141,8 +141,8 @@ int run_flight_report(int argc, char** argv) {
   command.settings = {
       settings::help_flag(),
       settings::path("folder", folder,
-                     "has flight_RANK.json files, perhaps in folders within it: a log folder, or "
-                     "flight/ of a run folder")
+                     "folder with flight_RANK.json files, perhaps in its subfolders: a log folder, or "
+                     "flight/ in a run folder")
           .not_a_flag()};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   std::error_code error;

@@ -63,7 +63,7 @@ Command make_program(const Words& known) {
   Command command;
   command.name = "worker";
   command.description =
-      "trains a model on one or many processes. Start it with ddprun, torchrun or srun, or alone.";
+      "trains a model with one process or several. Start it with ddprun, torchrun or srun, or alone.";
   command.settings = {
       settings::help_flag(),
       unbound("version", Kind::kSwitch, "print the version and exit"),
@@ -317,7 +317,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   for (const auto& [name, given] : values.all()) config.stated.insert(name);
   settle(config, task);
   if (typed.is_true("print-config"))
-    print_and_exit("# A line such as \"# out = ...\" has an example: this setting has no value.\n" +
+    print_and_exit("# A line such as \"# out = ...\" shows an example; the setting itself has no value.\n" +
                    to_toml(command, /*whole=*/true));
   return config;
 }

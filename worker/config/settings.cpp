@@ -60,7 +60,7 @@ Setting max_time(double& target) {
 Setting betas(double& first, double& second) {
   auto setting =
       settings::unbound("betas", Setting::Kind::kText,
-                        "decay of the averages of gradients and squares of --optimizer=adam or adamw")
+                        "decay rates of the averages of gradients and of their squares (adam, adamw)")
           .type("B1,B2");
   setting.set = [&first, &second](const std::string& text) {
     double one = 0, two = 0;
@@ -421,7 +421,7 @@ Settings ddp_settings(Config& config) {
       boolean("nan-check", ddp.nan_check,
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
       integer("check-replicas", ddp.check_replicas, 0, kMaxInt,
-              "compare parameters and optimizer state over the ranks every N steps, and before a checkpoint, "
+              "compare parameters and optimizer state across ranks every N steps, and before a checkpoint, "
               "to find a rank that computes wrong numbers; 0: never"),
   };
 }

@@ -184,7 +184,7 @@ int run_predict_command(int argc, char** argv) {
                      "a pixel of the object, or with ,0 a pixel outside of it; can be repeated")
           .type("X,Y[,0]"),
       settings::path("checkpoint", checkpoint,
-                     "the model: a run's folder, or what SamModel of transformers has saved")
+                     "the model: a run's folder, or a model saved by transformers' SamModel")
           .type("RUN|DIR|FILE"),
       settings::path("mask-out", mask_file, "PNG to write: 255 where the mask is, 0 elsewhere"),
       settings::path("overlay-out", overlay_file,

@@ -121,7 +121,7 @@ TEST_CASE("a ddprun that another has started follows its order") {
 }
 
 TEST_CASE("hosts that do not fit the other flags are refused in one line") {
-  CHECK(refusal({"--hosts=a,b,a"}).find("a is there twice (a:2 gives it two workers)") != std::string::npos);
+  CHECK(refusal({"--hosts=a,b,a"}).find("a is listed twice (a:2 gives it two workers)") != std::string::npos);
   CHECK(refusal({"--hosts=a", "--hostfile=b"}) == "--hostfile: expected only one of this flag and --hosts");
   CHECK(refusal({"--hosts=127.0.0.1,b", "--rdzv-endpoint=127.0.0.1"}).empty());
   CHECK(refusal({"--hosts=localhost,b"}).find("a first host that b can reach") != std::string::npos);

@@ -184,9 +184,10 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
 
 TEST_CASE("one node says so when it is given what several need", "[node_options]") {
   const auto [flag, expected] = GENERATE(table<std::string, std::string>(
-      {{"--node-rank=1", "--node-rank: expected 0 for one node (--nnodes gives more), got '1'"},
-       {"--master-addr=other.example", "this host's name for one node (--nnodes gives more), got 'other.ex"},
-       {"--rdzv-endpoint=other.example:1", "this host's name for one node (--nnodes gives more), got"}}));
+      {{"--node-rank=1", "--node-rank: expected 0 for one node (set --nnodes for more), got '1'"},
+       {"--master-addr=other.example",
+        "this host's name for one node (set --nnodes for more), got 'other.ex"},
+       {"--rdzv-endpoint=other.example:1", "this host's name for one node (set --nnodes for more), got"}}));
   CHECK_THROWS_WITH(parse_nodes({flag}), ContainsSubstring(expected));
 }
 

@@ -117,7 +117,7 @@ TEST_CASE("a single rank's learning rate is told on several ranks", "[advice]") 
   CHECK(learning_rate_advice(run).empty());  // chosen by hand
   run.lr_is_default = true;
   CHECK(learning_rate_advice(run) ==
-        "the learning rate 0.1 is the one for a single rank, and 2 ranks take batches of 250 samples: "
+        "the learning rate 0.1 is meant for a single rank, but 2 ranks take batches of 250 samples: "
         "--scale-lr linear with --warmup-steps, or an --lr of your own");
   run.scales_lr = true;
   CHECK(learning_rate_advice(run).empty());
@@ -146,7 +146,7 @@ TEST_CASE("16 bits are told where the hardware computes in them", "[advice]") {
   run.precision = train::Precision::kBf16Mixed;
   CHECK(precision_advice(run).empty());
   run.on_gpu = true;
-  CHECK(precision_advice(run) == "each kernel of a step was launched by itself: --fast");
+  CHECK(precision_advice(run) == "each kernel of a step was launched separately: --fast");
   run.fast = true;
   CHECK(precision_advice(run).empty());
   run.precision = train::Precision::k32;
@@ -170,7 +170,7 @@ TEST_CASE("worker advise reads a run's folder, also one that has not ended or is
   CHECK_THROWS_AS(advise(dir.path()), UsageError);
   put("config.toml", "task = \"mnist\"\n[optim]\nlr = 0.5\n[train]\nbatch_size = 128\ndrop_last = true\n");
   CHECK(advise(dir.path()) ==
-        "the run has not ended: its waiting and its batches are not known yet\nnothing to advise\n");
+        "the run has not ended: its waiting times and batches are not known yet\nnothing to advise\n");
   put("environment.json",
       R"({"world_size": 2, "local_world_size": 2, "cpus": 8, "threads_per_rank": 1, "device": "cpu"})");
   put("summary.json",

@@ -137,7 +137,7 @@ TEST_CASE("a GPU that is asked for after the first use of autograd is refused", 
                             torch::ones({1}, torch::requires_grad()).sum().backward();
                             ProcessGroup::connect(env, kOnGpu);
                           }),
-                    ContainsSubstring("the CUDA plug-in came too late"));
+                    ContainsSubstring("the CUDA plug-in was loaded too late"));
 }
 
 TEST_CASE("a loader's batches are in page-locked memory when that is asked for", "[gpu]") {

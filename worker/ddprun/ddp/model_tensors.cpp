@@ -135,7 +135,8 @@ ReplicatedState replicated_state(const ModelTensors& model, const std::vector<st
     const auto is_it = [&](const NamedTensor& each) { return each.name == name; };
     if (std::ranges::none_of(parameters, is_it) && std::ranges::none_of(buffers, is_it))
       throw std::invalid_argument(
-          "DistributedDataParallel: expected names of parameters and buffers of the module to ignore, got '" +
+          "DistributedDataParallel: expected the names to ignore to be the module's parameters or buffers, "
+          "got '" +
           name + "'");
   }
   return {select(parameters, ignore), select(buffers, ignore)};

@@ -110,7 +110,7 @@ const CudaPlugin& load() {
                               plugin == nullptr ? "something else" : plugin->build, " in ", path));
   if (!at::detail::getCUDAHooks().hasCUDART())
     throw std::logic_error(
-        "--device=cuda: the CUDA plug-in came too late: choose the device (connect the process group) "
+        "--device=cuda: the CUDA plug-in was loaded too late: choose the device (connect the process group) "
         "before anything uses autograd, a random generator or torch::cuda");
   return *plugin;
 }
@@ -148,7 +148,7 @@ CudaDriver query_cuda_driver() {
     const char* text = nullptr;
     library.call("cuGetErrorString", takes<Result, const char**>, error, &text);
     driver.problem =
-        c10::str("the NVIDIA driver says: ", text == nullptr ? "unknown" : text, " (", error, ")");
+        c10::str("the NVIDIA driver reports: ", text == nullptr ? "unknown" : text, " (", error, ")");
   }
   driver.broken = error != 0 && error != kNoDevice;
   for (int index = 0; index < count; ++index) {
@@ -157,7 +157,7 @@ CudaDriver query_cuda_driver() {
       driver.gpus.push_back(describe_gpu(library, device));
   }
   if (driver.gpus.empty() && driver.problem.empty())
-    driver.problem = "the NVIDIA driver shows no GPU (CUDA_VISIBLE_DEVICES?)";
+    driver.problem = "the NVIDIA driver reports no GPU (CUDA_VISIBLE_DEVICES?)";
   return driver;
 }
 
@@ -249,7 +249,7 @@ bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
     return wanted == BackendChoice::kAuto && gpu_for_all && shared == ranks_of.end();
   if (!gpu_for_all)
     throw UsageError(
-        "--backend=nccl: expected --device=cuda, got tensors on the CPU; --backend=gloo serves both");
+        "--backend=nccl: expected --device=cuda, got tensors on the CPU; --backend=gloo works with both");
   if (shared != ranks_of.end())
     throw UsageError("--backend=nccl: expected a separate GPU for every rank, got " +
                      describe_ranks(shared->second) + " on GPU " + shared->first +

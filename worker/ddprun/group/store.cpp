@@ -126,7 +126,7 @@ StorePtr make_store(const WorkerEnv& env, const std::string& init_method, int nu
     return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt_of(env) + which('/'),
                                                   make_tcp_store(env, timeout));
   if (!std::filesystem::is_directory(file->parent_path()))
-    throw IoError(file->parent_path(), "init_method: expected a folder that all ranks can write in", ENOENT);
+    throw IoError(file->parent_path(), "init_method: expected a folder that all ranks can write to", ENOENT);
   // A later group has its own file, since the last rank to leave the one before removes that. Keys carry the
   // run id, too, because a file may outlive the job.
   auto store = c10::make_intrusive<c10d::FileStore>(file->string() + which('.'), env.world_size);

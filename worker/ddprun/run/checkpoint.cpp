@@ -75,8 +75,9 @@ Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch
   if (round.checkpoints++ > 0) problem = "there is more than one Checkpoint";
   auto* steps = dynamic_cast<ObservedSteps*>(&optimizer);
   if (dynamic_cast<ddp::ZeroOptimizer*>(&optimizer) != nullptr)
-    problem = "each has a part of the ZeroOptimizer's state";
-  if (!context.device().is_cpu()) problem = "they are on GPUs";  // a step there cannot be abandoned cleanly
+    problem = "each rank has a part of the ZeroOptimizer's state";
+  if (!context.device().is_cpu())
+    problem = "the ranks train on GPUs";  // a step there cannot be abandoned cleanly
   if (problem != nullptr) {
     if (context.is_main()) log_info(std::string("if a rank is lost, all start again: ") + problem);
     round.commit = nullptr;

@@ -64,7 +64,7 @@ class Converter {
   }
 
   void count(const c10::IValue& value, int depth) {
-    if (depth > kMaxValueDepth) throw std::invalid_argument("a value nested too deep for a .pt file");
+    if (depth > kMaxValueDepth) throw std::invalid_argument("a value nested too deeply for a .pt file");
     if (value.isTensor()) return count(value.toTensor());
     if (value.isGenericDict())
       for (const auto& item : value.toGenericDict()) {

@@ -267,7 +267,7 @@ class PickleStack {
 
   Nesting& open_nesting(const Value& container) const {
     if (container.nesting == nullptr || container.nesting->closed)
-      fail("changes a container that is inside another one already");
+      fail("changes a container that is already inside another one");
     return *container.nesting;
   }
 

@@ -145,7 +145,7 @@ TEST_CASE("a driver that fails is named, and auto computes on the CPU", "[cuda_b
   for (const char* text : {"error=803", "version=12040;name=T4 capability=75 mode=2"}) {
     const FakeCuda fake(text);
     CAPTURE(text);
-    const auto reason = std::string(text) == "error=803" ? "the NVIDIA driver says: system has unsupported"
+    const auto reason = std::string(text) == "error=803" ? "the NVIDIA driver reports: system has unsupported"
                                                          : "GPU 0 (T4) is in the compute mode 'prohibited'";
     CHECK_THROWS_WITH(
         choose_device(DeviceChoice::kCuda, 0),
@@ -206,7 +206,7 @@ TEST_CASE("a plug-in that comes after the first use of autograd is refused", "[c
   } catch (const UsageError& error) {
     test::skip(error.what());
   } catch (const std::logic_error& error) {
-    CHECK_THAT(error.what(), ContainsSubstring("the CUDA plug-in came too late"));
+    CHECK_THAT(error.what(), ContainsSubstring("the CUDA plug-in was loaded too late"));
     return;
   }
   FAIL("it was not refused");

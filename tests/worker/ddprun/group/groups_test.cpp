@@ -192,7 +192,7 @@ TEST_CASE("an init method that is none is refused", "[groups]") {
   const HeldPort port;
   CHECK_THROWS_WITH(
       ProcessGroup::connect(test::rank_env(port, 1, 2), {.init_method = "file:///no/such/folder/store"}),
-      ContainsSubstring("/no/such/folder: init_method: expected a folder that all ranks can write in"));
+      ContainsSubstring("/no/such/folder: init_method: expected a folder that all ranks can write to"));
 }
 
 TEST_CASE("a network interface of the options is used before that of the environment", "[groups]") {

@@ -162,7 +162,7 @@ void check_options(const Task& task, const TrainerOptions& options) {
     throw UsageError(
         "--check-replicas: not with --fsdp or --join, where ranks are not equal after each step");
   if (task.initialise && !options.parallel.fsdp)
-    throw UsageError("Task::initialise: expected --fsdp, which gives a module memory");
+    throw UsageError("Task::initialise: expected --fsdp, which allocates the module's memory");
 }
 
 void check_length(const Run& run) {

@@ -367,7 +367,8 @@ DeviceSteps* HeldBack::counts_for_step(bool can_be_on_device) {
 
 bool HeldBack::is_held() const {
   if (!rates_.empty())
-    throw std::runtime_error("learning rates on the device: expected gradients for the fused kernels");
+    throw std::runtime_error(
+        "learning rates on the device: expected gradients that the fused kernels can use");
   return held_ && held_->item<float>() != 0;
 }
 

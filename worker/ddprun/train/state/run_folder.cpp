@@ -238,8 +238,8 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
       list_is_lost && fs::is_symlink(checkpoints()) && is_there(run / kList))
     throw IoError(checkpoints(), "leads to the checkpoints of the run in " + run.string() +
                                      ", and this folder has no " + std::string(kList) +
-                                     ": continue that run (--resume " + run.string() +
-                                     "), with another --out as a new run");
+                                     ": continue that run with --resume " + run.string() +
+                                     ", or start a new run from it by adding another --out");
   take_over();
   if (list_is_lost) {
     // Without its list a run is still itself.

@@ -156,7 +156,7 @@ std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter:
       std::error_code missing;
       if (count == 1 && !fs::exists(file, missing))
         log_warning("rank " + std::to_string(rank) + " has its part of the checkpoints, " + file.string() +
-                    ", on a disk that rank 0 cannot read; to resume, start a rank there again");
+                    ", on a disk that rank 0 cannot read; to resume, start a rank on the same host again");
       checksums.push_back(result["checksums"]);
     }
     return checksums;
