@@ -166,7 +166,7 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
     const auto problem = co_await problem_of(make, attempt_folder(attempt), &give_up);
     if (!problem) co_return;
     if (!problem->empty()) {
-      log_warning(*problem + ": the output for its files goes to the console; the job goes on");
+      log_warning(*problem + ": the output goes to the console instead; the job goes on");
       co_return;
     }
     linked_ = true;

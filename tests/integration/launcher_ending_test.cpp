@@ -199,7 +199,7 @@ TEST_CASE("a restart whose log folder cannot be made shows its output on the con
   CHECK(run.status == ExitStatus::exited(0));
   for (const char* rank : {"0", "1"})
     CHECK(count_of("[default" + std::string(rank) + "]:restarted\n", run.out) == 1);
-  CHECK(count_of("the output for its files goes to the console; the job goes on", run.err) == 1);
+  CHECK(count_of("the output goes to the console instead; the job goes on", run.err) == 1);
 }
 
 TEST_CASE("without a debugger a job that is too late waits for none", "[timeouts]") {
