@@ -224,7 +224,8 @@ TEST_CASE("all workers start again if one of them cannot go on without the lost 
 
 TEST_CASE("a worker that always fails uses up the restarts, and its code is the job's", "[recover]") {
   const Finished run(
-      job(recovering(2), {"recovers", "true", "ready", "--rank", "1", "exit", "7", "--rank", "0", "await"}));
+      job(recovering(2), {"recovers", "true", "ready", "--rank", "1", "expect-no-signal", "150", "exit", "7",
+                          "--rank", "0", "await"}));  // not before rank 0 has announced that it recovers
   CHECK(run.status == ExitStatus::exited(7));
   CHECK(count_of("ready 0", run.out) == 1);
   CHECK(count_of("ready 1", run.out) == 3);
