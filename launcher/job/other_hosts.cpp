@@ -73,12 +73,19 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
 asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& events, const SignalFd& signals,
                                           Console& console, RemoteHosts& hosts, JobRecord& record) {
   std::size_t running = options.hosts.all.size();
-  int first_code = 0;
+  int first_code = 0, other_code = 0;
+  bool first_started = false;
   std::optional<int> failure;
   std::optional<JobEvents::Clock::time_point> until;
   hosts.start(events, [&](const RemoteHosts::Ended& ended) {
     --running;
-    if (ended.host == 0) first_code = ended.exit_code;
+    if (ended.host == 0) first_code = ended.exit_code, first_started = ended.started;
+    if (ended.host != 0 && ended.exit_code != 0) other_code = ended.exit_code;
+    // Then the job is over, and an ssh that hangs is not waited for; or this host stayed out of it.
+    if (ended.started && !hosts.runs_anywhere() && !until)
+      until =
+          JobEvents::Clock::now() + (ended.exit_code == LaunchError::kOwnFailure ? options.nodes.join_timeout
+                                                                                 : std::chrono::seconds(0));
     if (ended.exit_code != 0) {
       const bool expected = ended.started && ended.exit_code != LaunchError::kOwnFailure;  // it has said why
       if (!expected) (may_lose_hosts(options.nodes) ? log_warning : log_error)(ended.reason);
@@ -94,7 +101,10 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
   while (running > 0 && events.end_signals() < 3) {
     const JobEvent event = co_await events.next(until);
     throw_if_failed(event);
-    if (std::holds_alternative<DeadlinePassed>(event)) break;
+    if (std::holds_alternative<DeadlinePassed>(event)) {
+      if (failure || !hosts.runs_anywhere()) break;
+      until.reset();  // another host has started since
+    }
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received == nullptr) continue;
     if (received->signal == SIGTSTP) stop_by_terminal();
@@ -111,7 +121,8 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
     record.outcome = SignalReceived{*signal};
     co_return RunResult::by_signal(*signal);
   }
-  co_return RunResult{failure.value_or(first_code), std::nullopt};
+  const bool first_counts = first_started || first_code != 0;  // else it was given up
+  co_return RunResult{failure.value_or(first_counts ? first_code : other_code), std::nullopt};
 }
 
 }  // namespace ddprun::launcher

@@ -69,6 +69,7 @@ class RemoteHosts::Connection : public std::enable_shared_from_this<Connection> 
 
   const std::string name() const { return owner_.options_.hosts.all[host_].name(); }
   bool starting() const { return !started_ && !ended_; }
+  bool runs() const { return started_ && !ended_; }
   bool ended() const { return ended_ && done(out_) && done(err_); }
 
   /// throws std::system_error
@@ -287,6 +288,10 @@ void RemoteHosts::hang_up() {
 
 bool RemoteHosts::all_ended() const {
   return waiting_.empty() && std::ranges::all_of(connections_, [](const auto& one) { return one->ended(); });
+}
+
+bool RemoteHosts::runs_anywhere() const {
+  return std::ranges::any_of(connections_, [](const auto& one) { return one->runs(); });
 }
 
 asio::awaitable<void> RemoteHosts::finish(JobEvents& events, Patience patience) {

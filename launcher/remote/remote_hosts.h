@@ -48,6 +48,8 @@ class RemoteHosts {
   void hang_up();
 
   bool all_ended() const;
+  /// Whether a ddprun that was started runs.
+  bool runs_anywhere() const;
 
   enum class Patience {
     kNone,           ///< hangs up before it waits

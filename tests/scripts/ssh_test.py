@@ -409,6 +409,17 @@ class Endings(Hosts):
                 self.assertEqual(job.wait(timeout=20), -signal.SIGTERM)
                 self.assert_nothing_is_left()
 
+    def test_a_host_that_does_not_answer_is_given_up_once_the_job_is_over_on_the_others(self):
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            self.config.write_text(self.config.read_text().replace("Port 1\n", f"Port {deaf.getsockname()[1]}\n"))
+            for hosts, exits, expected in (("node2,silent", 0, 0), ("node2,silent", 7, 7), ("silent,node2", 0, 125)):
+                code, _, err = self.run_job("--rdzv-endpoint=127.0.0.2", "--nnodes=1:2", "--last-call=1", "--join-timeout=3", "sh", "-c",
+                                            f"exit {exits}", hosts=hosts, patience=60)
+                self.assertEqual(code, expected, err)
+                self.assert_nothing_is_left()
+
     def test_nothing_is_left_when_one_of_them_is_killed(self):
         def of_name(name):
             return lambda _: [pid for pid in self.local() if pathlib.Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"][:1]
