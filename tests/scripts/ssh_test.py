@@ -416,7 +416,7 @@ class Endings(Hosts):
             self.config.write_text(self.config.read_text().replace("Port 1\n", f"Port {deaf.getsockname()[1]}\n"))
             for hosts, exits, expected in (("node2,silent", 0, 0), ("node2,silent", 7, 7), ("silent,node2", 0, 125)):
                 code, _, err = self.run_job("--rdzv-endpoint=127.0.0.2", "--nnodes=1:2", "--last-call=1", "--join-timeout=3", "sh", "-c",
-                                            f"exit {exits}", hosts=hosts, patience=60)
+                                            f"exit {exits}", hosts=hosts, ssh=self.ssh("-o", "ConnectTimeout=600"), patience=100)
                 self.assertEqual(code, expected, err)
                 self.assert_nothing_is_left()
 
