@@ -82,7 +82,7 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
     if (ended.host == 0) first_code = ended.exit_code, first_started = ended.started;
     if (ended.host != 0 && ended.exit_code != 0) other_code = ended.exit_code;
     // Then the job is over, and an ssh that hangs is not waited for; or this host stayed out of it.
-    if (ended.started && !hosts.runs_anywhere() && !until)
+    if (may_lose_hosts(options.nodes) && ended.started && !hosts.runs_anywhere() && !until)
       until =
           JobEvents::Clock::now() + (ended.exit_code == LaunchError::kOwnFailure ? options.nodes.join_timeout
                                                                                  : std::chrono::seconds(0));
