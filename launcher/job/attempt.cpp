@@ -251,6 +251,8 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
   if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
   for (std::size_t i = 0; i < workers.size(); ++i) {
     const auto abilities = parts.rounds.abilities(i);
+    // One that starts in the place of another node's worker reads of the round once it can.
+    if (!abilities && round.in_place && !workers[i].status) continue;
     attempt.unannounced = !abilities;
     if (!abilities || !abilities->recovers || workers[i].succeeded()) return false;
   }

@@ -126,6 +126,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       return expel(id, failed->text, now);
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
+    if (in_round && failed->in_place && runs()) keep_last_state(id, failed->text, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (succeeded->round <= node.started) node.succeeded = std::max(node.succeeded, succeeded->round);
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
@@ -229,6 +230,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (phase_ == Phase::kLeading && in_place_.empty()) return abandon_round(now);
   if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
+  keep_last_state(id, reason, now);
   if (take_spare(id, join, reason)) return;
   const std::string kept = keep_needed_node(id, reason);
   if (!kept.empty()) return stop_round(kept, milliseconds(0), /*dump_stacks=*/false, user_signal);

@@ -202,6 +202,7 @@ class Coordinator {
   bool has_succeeded_meanwhile() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);
+  void keep_last_state(NodeId lost, const std::string& reason, Time now);
   std::string keep_needed_node(NodeId lost, const std::string& reason);
   NodeId undo_drain(NodeId lost);
   void give_up_vote(NodeId id);

@@ -142,6 +142,21 @@ bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
   return true;
 }
 
+/// A member, or one of its workers, is lost while the spare takes over from a node that is being drained. If
+/// no other member has run until now, only that node's workers have the training's state: they stay.
+void Coordinator::keep_last_state(NodeId lost, const std::string& reason, Time now) {
+  if (!draining_ || draining_->told || !draining_->spare || draining_->spare == lost) return;
+  const NodeId spare = *draining_->spare;
+  const auto has_state = [&](NodeId id) {
+    const auto member = nodes_.find(id);
+    return id != lost && id != spare && member != nodes_.end() && member->second.running >= drained_in_;
+  };
+  if (std::ranges::any_of(members_, has_state)) return;
+  keep_ranks(spare, reason);
+  nodes_.at(spare).state = State::kLeaving;  // it has no place in the round
+  expel(spare, reason, now);
+}
+
 /// A member is lost while the spare takes over from a node that is being drained, and too few nodes would be
 /// left without that one: it stays, and all workers restart.
 ///

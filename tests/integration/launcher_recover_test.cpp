@@ -419,6 +419,35 @@ TEST_CASE("a node that stands by takes a lost node's place, and the other node's
     CHECK(count_of(" takes its ranks", nodes.node(node).err()) == (wanted ? 1 : 0));
 }
 
+TEST_CASE("workers that start in a lost node's place meet the others although another rank is lost meanwhile",
+          "[recover]") {
+  const TempDir dir;
+  const std::string fail = (dir.path() / "fail").string(), begin = (dir.path() / "begin").string();
+  NodeJob nodes;
+  const auto flags = recovering(2, {"--nnodes=2", "--spares=1"});
+  const std::vector<std::string> actions = {
+      "recovers",      "true", "ready", "--old", "meet",  "wait-for-round", "--old-rank", "1",
+      "wait-for-file", fail,   "kill",  "9",     "--old", "wait-for-round", "--all",      "meet"};
+  nodes.start(flags, actions);
+  REQUIRE(wait_until([&] { return count_of("1 of 2 joined", nodes.node(0).err()) > 0; }));
+  nodes.start(flags, {"recovers", "true", "ready", "meet", "pause"});
+  REQUIRE(nodes.node(0).wait_for_output(", round 0 at", 2));
+  nodes.start(flags, {"ready", "wait-for-file", begin, "recovers", "true", "wait-for-round", "meet"});
+  REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
+  nodes.node(1).send_signal(SIGKILL);
+  REQUIRE(nodes.node(2).wait_for_output("ready ", 2));
+  REQUIRE(nodes.node(0).wait_for_output(" in round 1", 2));
+  write_file_atomic(fail, "");
+  REQUIRE(nodes.node(0).wait_for_output(" in round 2"));
+  write_file_atomic(begin, "");
+  const auto ends = nodes.wait();
+  CAPTURE(nodes.node(0).err(), nodes.node(2).err());
+  CHECK(ends[0] == ExitStatus::exited(0));
+  CHECK(ends[2] == ExitStatus::exited(0));
+  CHECK(count_of("ready ", nodes.node(0).out()) == 3);
+  CHECK(count_of("ready ", nodes.node(2).out()) == 2);
+}
+
 TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recover]") {
   NodeJob nodes;
   for (int i = 0; i < 2; ++i)

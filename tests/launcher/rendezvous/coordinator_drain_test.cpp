@@ -221,6 +221,7 @@ TEST_CASE("a drained node stays if another is lost as the spare takes over, and 
   rig.form({"a", "b", "c"});
   if (!needed) rig.pass(settings.last_call);
   rig.obey();
+  rig.say(1, rig.beat_of(1));
   const auto spare = rig.join("d");
   CHECK(drain(rig, "b").accepted);
   const bool begun = GENERATE(false, true);
@@ -240,6 +241,36 @@ TEST_CASE("a drained node stays if another is lost as the spare takes over, and 
   CHECK_FALSE(rig.last<Start>(spare).in_place);
   CHECK(rig.count<Start>(2) == (needed ? 2 : 1));
   if (needed) refused(rig, "b", "there is no spare");  // it could be drained again
+}
+
+TEST_CASE("a drained node keeps its ranks if a rank of the only other node is lost", "[drain]") {
+  auto settings = with_spare(true, 2);
+  settings.restarts.max_restarts = 1;
+  TwoNodes rig(settings);
+  const auto spare = rig.join("c"), next = rig.join("d");
+  for (const auto id : rig.ids) rig.say(id, rig.beat_of(id));
+  CHECK(drain(rig, "b").accepted);
+  const bool begun = GENERATE(false, true);
+  if (begun) rig.obey();
+  Failed lost = failed(9);
+  lost.round = begun ? 1 : 0;
+  lost.in_place = true;
+  rig.say(rig.a, lost);
+  rig.obey();
+  CHECK(rig.count<Refused>(spare) == 1);
+  const auto start = rig.last<Start>(rig.b);
+  CHECK(start.in_place);
+  CHECK(start.group_rank == 1);
+  CHECK(start.restarts_used == (begun ? 1 : 0));  // a round in place was to begin anyway
+  CHECK_THAT(start.reason, ContainsSubstring(lost.text + "; node b (10.0.0.2) keeps its ranks"));
+  CHECK(start.number == rig.last<Start>(rig.a).number);
+  for (const auto id : rig.ids) rig.say(id, rig.beat_of(id));
+  CHECK(rig.count<Drained>(rig.b) == 0);
+  CHECK(rig.count<Start>(next) == 0);
+  CHECK(drain(rig, "b").accepted);  // once more, with the other spare
+  rig.obey();
+  CHECK(rig.last<Start>(next).group_rank == 1);
+  CHECK_FALSE(rig.ended());
 }
 
 TEST_CASE("a job whose workers succeed before the spare could take over has succeeded", "[drain]") {
