@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   if (*ending == train::Ending::kDiverged)
     throw SameOnEveryRank(
         "the training has diverged: its last loss is NaN or infinite; a smaller --lr may help, and with "
-        "--allow-nan this is no failure");
+        "--allow-nan this is not a failure");
   if (*ending == train::Ending::kTerminated) ::raise(train::ending_signal());
   return EXIT_SUCCESS;
 }

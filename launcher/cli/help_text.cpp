@@ -101,7 +101,7 @@ Failures, timeouts and signals
   --max-restarts N         restart the workers after a failure, at most N times
                            [0]
   --max-stalled-restarts K
-                           end the job when K restarts in a row have brought no
+                           end the job when K restarts in a row have reached no
                            new step (ddprun.status)
   --restart-backoff SECONDS
                            wait before the first restart, twice as long before

@@ -77,7 +77,7 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
     notes.push_back(values.source("rdzv-backend") + ": etcd is not used on a single node");
   if (values.is_true("standalone") && values.given("nnodes") && values.text("nnodes") != "1" &&
       values.text("nnodes") != "1:1")
-    notes.push_back(values.source("nnodes") + " has no effect: --standalone is one node");
+    notes.push_back(values.source("nnodes") + " has no effect: --standalone means one node");
   for (const char* name :
        {"local-addr", "rdzv-conf", "join-timeout", "last-call", "node-timeout", "token-file", "spares"})
     if (values.given(name) && !(values.given("metrics-port") && name == std::string_view("token-file")))
@@ -249,7 +249,7 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
   if (uses_etcd(values) && (task || !options.hosts.all.empty()))
     values.reject("rdzv-backend", std::string("no etcd with ") + (task ? task->launcher->name : "--hosts") +
-                                      ", where all nodes end with the first one");
+                                      ", where all nodes end when the first one ends");
   if (!options.hosts.all.empty()) return apply_hosts(values, options);
   nodes.token = read_token(values, environment);
   if (step && !uses_etcd(values)) return apply_step(*step, values, options);

@@ -273,7 +273,7 @@ one of them is enough.
 
 Commands
   ps               list the jobs
-  top [JOB]        show a job's ranks as it runs; h there shows the keys
+  top [JOB]        show a job's ranks as it runs; the key h shows all keys
   logs JOB         show what its ranks wrote: their log files, or the last 8 KiB
                    of each
   stacks JOB       show the stacks of its ranks, which keep running
@@ -285,8 +285,8 @@ JOB can be left out while only one job runs. Without JOB, top begins with the
 newest job.
 
 Flags
-  --once               top: print it once as text, all jobs if JOB is left out;
-                       the default without a terminal
+  --once               top: print the table once as text, for all jobs if JOB
+                       is left out; the default without a terminal
   --interval SECONDS   top: seconds between updates, 0.1 to 60 [2]
   -f, --follow         logs: keep showing output until the job ends
   --rank R             logs, stacks: only those of this rank

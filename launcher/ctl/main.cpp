@@ -43,8 +43,8 @@ const std::vector<std::string> kKeys{
     "",
     "STEP TIME   time of a step, over the last ten seconds: the same for all",
     "            ranks that wait for each other",
-    "OWN TIME    the same without waiting for others: tells which rank is slow",
-    "DATA, COMM  the share of a step that waits for input, and for other ranks",
+    "OWN TIME    the same without waiting for others: shows which rank is slow",
+    "DATA, COMM  the shares of a step spent waiting for input and for other ranks",
 };
 
 /// The terminal, as long as this lives.

@@ -21,13 +21,13 @@ constexpr std::array kRankMetrics{
     RankMetric{"worker_cpu_seconds_total", "counter", "/cpu_seconds", "CPU time of the worker's process."},
     RankMetric{"worker_resident_memory_bytes", "gauge", "/resident_bytes", "Memory of the worker's process."},
     RankMetric{"worker_device_memory_bytes", "gauge", "/status/memory/device",
-               "Memory of the worker's device, as the worker reports."},
-    RankMetric{"worker_steps_total", "counter", "/status/step", "Steps done, as the worker reports."},
-    RankMetric{"worker_planned_steps", "gauge", "/status/steps", "Steps that the training is to take."},
+               "Memory of the worker's device, as reported by the worker."},
+    RankMetric{"worker_steps_total", "counter", "/status/step", "Steps done, as reported by the worker."},
+    RankMetric{"worker_planned_steps", "gauge", "/status/steps", "Steps that the training will take in all."},
     RankMetric{"worker_epochs_total", "counter", "/status/epoch", "Epochs done."},
     RankMetric{"worker_samples_total", "counter", "/status/samples",
                "Samples that this worker has trained on."},
-    RankMetric{"worker_loss", "gauge", "/status/loss", "The loss, as the worker reports."},
+    RankMetric{"worker_loss", "gauge", "/status/loss", "The loss, as reported by the worker."},
     RankMetric{"worker_step_seconds", "gauge", "/pace/step_seconds",
                "Time of a step, over the last ten seconds."},
     RankMetric{"worker_status_age_seconds", "gauge", "/said_seconds_ago",
@@ -84,7 +84,7 @@ void write_rank_family(const json& view, const RankMetric& metric, MetricsWriter
 
 void write_activities(const json& view, MetricsWriter& writer) {
   writer.family("worker_activity_seconds_total", "counter",
-                "Where the worker's time went, as the worker reports.");
+                "Where the worker's time went, as reported by the worker.");
   for (const json& rank : view["ranks"])
     for (const char* activity : kActivities)
       if (const auto path = json::json_pointer("/status/seconds") / activity; rank.contains(path))

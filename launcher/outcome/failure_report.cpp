@@ -184,7 +184,7 @@ constexpr const char* kSentByOthers =
     "not sent by ddprun: a batch system, a user, or the program itself sent it";
 constexpr std::pair<int, const char*> kSignalHints[] = {
     {SIGKILL,
-     "not sent by ddprun: somebody sent it, or the kernel's OOM killer (see dmesg and memory.events)"},
+     "not sent by ddprun, but by someone else or the kernel's OOM killer (see dmesg and memory.events)"},
     {SIGTERM, kSentByOthers},
     {SIGINT, kSentByOthers},
     {SIGHUP, kSentByOthers},

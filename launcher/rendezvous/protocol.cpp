@@ -202,7 +202,7 @@ std::optional<std::string> FrameReader::next() {
     const auto mac = rest.substr(kLengthSize + length, mac_size);
     if (!equal_in_constant_time(mac, mac_of(key_, count_, payload)))
       throw ProtocolError(
-          std::string("a message of the ") + name_of(from_) +
+          std::string("a message from the ") + name_of(from_) +
           (count_ == 0 ? " is not signed with this token: expected the same one on every node (--token-file)"
                        : " was changed in transit"));
     ++count_;

@@ -72,7 +72,7 @@ class State:
     Objects with state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers) are broadcast to new ranks. So is every other
     value, which must be small and picklable. All entries are attributes. `batch`, if given, counts the epoch's batches that are done.
 
-    memory_every: after every so many steps, the node's first rank also copies the state to memory that ddprun holds, in case all ranks are lost
+    memory_every=N: every N steps, the node's first rank also copies the state to memory that ddprun holds, in case all ranks are lost
     or restarted; 0: never. The copy is written in the background. If the next copy is due before that is finished, it is skipped.
 
     replicate: for FSDP2 and ZeroRedundancyOptimizer, where each rank has a shard of the state: each commit() copies that shard to another rank.
@@ -167,7 +167,7 @@ class State:
         ddprun._send_status({"step": self._commits, **({"epoch": epoch} if type(epoch) is int and epoch >= 0 else {})})
 
     def batches(self, loader: Any, seed: int = 0) -> Iterator[Any]:
-        """Yields the batches of the epoch that are not done, from a DataLoader or another iterable. At the end, `batch` is 0 again.
+        """Yields the batches of the epoch that are not done yet, from a DataLoader or another iterable. At the end, `batch` is 0 again.
 
         The order and the random numbers of a batch depend only on the seed, the rank, `epoch` and the batch's number: the set_epoch() of the
         loader or its sampler is called, and the generators of torch, random and NumPy are seeded before a batch is drawn and again before it is
@@ -207,7 +207,7 @@ class State:
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """On rank 0, writes the state of the last commit, for torch.load(). An existing file is replaced once the new one is complete.
 
-        Raises RuntimeError between an optimizer's step and the commit(), because the weights are not those of the last commit then; and with
+        Raises RuntimeError between an optimizer's step and the commit(), because the weights are then not those of the last commit; and with
         replicate=True, because rank 0 has only its shard.
         """
         if self._shards is not None:
@@ -706,7 +706,7 @@ class _Rounds:
         return result
 
     def next(self) -> bool:
-        """After an exception: whether the loss of a rank has caused it. If so, the next round begins."""
+        """After an exception: whether the loss of a rank caused it. If so, the next round begins."""
         if self._socket is None:
             return False
         patience = 3.0 if int(os.environ.get("GROUP_WORLD_SIZE") or 1) > 1 else 0.5
@@ -879,7 +879,8 @@ def _limit(descriptor: int, option: int) -> float:
 
 
 def _shut_down(connections: List[int]) -> None:
-    """Wakes whoever waits for the connections. Gloo's abort() does not: a silent host closes nothing, and its peers would wait until the timeout."""
+    """Wakes everyone who is waiting for the connections. Gloo's abort() does not: a silent host closes nothing, and its peers would wait until
+    the timeout."""
     for held in connections:
         ctypes.CDLL(None).shutdown(held, socket.SHUT_RD)  # then Gloo closes it; SHUT_WR could end the process by SIGPIPE
         os.close(held)

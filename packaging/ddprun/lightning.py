@@ -25,7 +25,7 @@ __all__ = ["Steps"]
 
 
 class Steps(Callback):
-    """Serves as both a Trainer's loader and its first callback: yields the batches that are not done, and reports when one is.
+    """Serves as both a Trainer's loader and its first callback: yields the batches that are not done yet, and reports when one is.
 
     state: has loops=None, epoch=0 and batch=0. loader: has a sampler for this rank, because Lightning does not give it one.
     """

@@ -87,7 +87,8 @@ class _Screen:
 
 
 class _Job:
-    """A ddprun whose program may come later. Its folder is locked as long as the kernel or one of the job's processes lives."""
+    """A ddprun, which can start before there is a cell for it to run. Its folder is locked as long as the kernel or one of the job's processes
+    lives."""
 
     def __init__(self, settings: _Settings, cell: Optional[str] = None) -> None:
         self.settings = settings

@@ -250,7 +250,7 @@ TEST_CASE("a folder that holds another run is refused although a rank may be rep
   REQUIRE(first.wait(kTraining) == ExitStatus::exited(0));
   Child second(command({"--recover=rank", "--max-restarts=2"}));
   CHECK(second.wait(kTraining) == ExitStatus::exited(2));
-  CHECK_THAT(second.err(), ContainsSubstring("holds a run already"));
+  CHECK_THAT(second.err(), ContainsSubstring("already holds a run"));
   CHECK(count_of("resumed from", second.out()) == 0);
 }
 

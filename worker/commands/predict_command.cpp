@@ -150,7 +150,7 @@ AdaptedPicture adapt_picture(const image::Image& picture, const PictureInput& wa
     } else {
       pixels_CHW =
           pixels_CHW.narrow(1, (height - shorter) / 2, shorter).narrow(2, (width - shorter) / 2, shorter);
-      steps.push_back("cut to its middle square");
+      steps.push_back("cropped to its central square");
     }
   }
   if (!fits) {

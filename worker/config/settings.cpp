@@ -29,7 +29,7 @@ Setting t_max(std::int64_t& target) {
   };
   Setting setting = settings::parsed(
       "t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
-      "--lr-schedule=cosine: epochs or steps until the lowest rate; 'epochs': as many as the run has");
+      "--lr-schedule=cosine: epochs or steps until the rate is at its lowest; 'epochs': the whole run");
   setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
   setting.get = [&target]() -> std::optional<Value> {

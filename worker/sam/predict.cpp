@@ -176,7 +176,7 @@ int run_predict_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker sam";
   command.usage = "worker sam --predict IMAGE --point X,Y[,0] --checkpoint RUN|DIR|FILE --mask-out FILE";
-  command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
+  command.description = "with --predict: writes the mask of the object under the points; runs on the CPU.";
   command.settings = {
       settings::help_flag(),
       settings::path("predict", image, "a PNG or JPEG").type("IMAGE"),

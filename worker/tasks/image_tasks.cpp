@@ -46,7 +46,7 @@ train::Task make_mnist(const Config& config) {
   train::Task task;
   task.data_source = folder.string();
   if (config.data.source.empty() && is_fashion(folder))
-    task.data_source += " (Fashion-MNIST: no MNIST found, which scripts/get_data.sh mnist fetches)";
+    task.data_source += " (Fashion-MNIST: no MNIST found; scripts/get_data.sh mnist fetches it)";
   // Without a split, there is no need to read beyond the limit.
   const auto limit = config.data.val_split > 0 ? 0 : config.data.limit_train;
   const auto read = [&](data::Part part, std::int64_t at_most) {

@@ -156,7 +156,8 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
       {{"--rdzv-endpoint=a", "--rdzv-backend=zeus"},
        "--rdzv-backend: expected c10d, static or etcd, got 'zeus'"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--hosts=b,c"},
-       "--rdzv-backend: expected no etcd with --hosts, where all nodes end with the first one, got 'etcd'"},
+       "--rdzv-backend: expected no etcd with --hosts, where all nodes end when the first one ends, got "
+       "'etcd'"},
       {{"--rdzv-backend=etcd"},
        "--rdzv-backend: expected etcd's address as well (--rdzv-endpoint=HOST[:PORT]), got"},
       {{"--rdzv-backend=etcd", "--rdzv-endpoint=a", "--master-addr=a"},
@@ -248,7 +249,7 @@ TEST_CASE("with --standalone there is one node whatever else is said", "[node_op
       parse_nodes({"--standalone", "--nnodes=2", "--rdzv-endpoint=other.example:1", "--rdzv-backend=etcd"});
   CHECK_FALSE(options.nodes.several());
   REQUIRE(options.notes.size() == 1);
-  CHECK(options.notes[0] == "--nnodes has no effect: --standalone is one node");
+  CHECK(options.notes[0] == "--nnodes has no effect: --standalone means one node");
   CHECK(parse_nodes({"--standalone", "--nnodes=1:1"}).notes.empty());
   CHECK_THROWS_AS(parse_nodes({"--standalone", "--nnodes=x"}), UsageError);
 }

@@ -169,7 +169,8 @@ TEST_CASE("with a token, frames cannot be sent again, swapped or left out", "[pr
   const std::string first = writer.frame("first"), second = writer.frame("second"),
                     third = writer.frame("third");
   CHECK(read_all(first + second + third, secrets(kToken)).size() == 3);
-  CHECK_THROWS_WITH(read_all(first + first, secrets(kToken)), "a message of the node was changed in transit");
+  CHECK_THROWS_WITH(read_all(first + first, secrets(kToken)),
+                    "a message from the node was changed in transit");
   CHECK_THROWS_AS(read_all(second + first, secrets(kToken)), ProtocolError);
   CHECK_THROWS_AS(read_all(first + third, secrets(kToken)), ProtocolError);
 }
@@ -190,7 +191,7 @@ TEST_CASE("a frame of another token is refused, and the token is named", "[proto
     const std::string bytes = FrameWriter(Side::kCoordinator, secrets(token)).frame("payload");
     CHECK_THROWS_WITH(
         read_all(bytes, secrets(kToken), Side::kCoordinator),
-        "a message of the coordinator is not signed with this token: expected the same one on every "
+        "a message from the coordinator is not signed with this token: expected the same one on every "
         "node (--token-file)");
   }
 }

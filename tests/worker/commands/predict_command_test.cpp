@@ -47,7 +47,7 @@ TEST_CASE("grey is Pillow's, and a colour picture is cut to its middle", "[predi
   for (int y = 0; y < 32; ++y)
     for (int x = 32; x < 64; ++x) wide.pixel(x, y)[2] = 90;
   const auto [input, how] = adapt_picture(wide, kColour);
-  CHECK(how == "32x32 from 96x32, cut to its middle square");
+  CHECK(how == "32x32 from 96x32, cropped to its central square");
   const auto pixels = pixels_of(input, kColour.scale);
   CHECK((pixels[2] == 90).all().item<bool>());
   CHECK((pixels[0] == 0).all().item<bool>());

@@ -147,7 +147,7 @@ at::Tensor read_plain_or_gzip(const fs::path& path) {
       read += static_cast<std::int64_t>(taken);
       written += static_cast<std::int64_t>(got);
     } else {
-      throw IoError(path, "is not a whole gzip file: cut or damaged");
+      throw IoError(path, "is not a complete gzip file: truncated or damaged");
     }
   }
   return content.narrow(0, 0, written);

@@ -91,7 +91,7 @@ std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, 
   if (measured.ranks == 1)
     table +=
         "One rank exchanges nothing: ddprun --nproc-per-node=2 worker ... --estimate measures\n"
-        "what it costs.\n";
+        "what the exchange costs.\n";
   return table;
 }
 

@@ -102,7 +102,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   if (!other.empty()) {
     const bool is_run = !folder->identity().run.empty() || !state_files(*folder).empty();
     throw UsageError("--out: " + options.out.string() +
-                     (is_run ? " holds a run already (" : " holds a file that a run would replace (") +
+                     (is_run ? " already holds a run (" : " holds a file that a run would replace (") +
                      other.lexically_relative(options.out).string() + "); use another folder" +
                      (is_run && options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
   }

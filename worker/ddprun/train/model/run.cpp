@@ -160,7 +160,7 @@ void check_options(const Task& task, const TrainerOptions& options) {
         "--layer-decay");
   if (options.parallel.check_replicas > 0 && (options.parallel.fsdp || options.parallel.join))
     throw UsageError(
-        "--check-replicas: not with --fsdp or --join, where ranks are not equal after each step");
+        "--check-replicas: cannot be used with --fsdp or --join, where ranks are not equal after each step");
   if (task.initialise && !options.parallel.fsdp)
     throw UsageError("Task::initialise: expected --fsdp, which allocates the module's memory");
 }
@@ -192,7 +192,7 @@ void warn_of_test_set(const Run& run) {
     log_warning(
         joined(judges, ", ") +
         ": uses test_loss, because there is no validation set; results on a test set that is used for "
-        "selection are too good; use --val-split, or name another metric with --monitor");
+        "selection are too optimistic; use --val-split, or name another metric with --monitor");
 }
 
 }  // namespace ddprun::train

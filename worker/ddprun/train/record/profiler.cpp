@@ -33,7 +33,8 @@ std::string step_lines(const StepTimes& times) {
          line("waiting for data", times.data_wait, times.total, "the step") +
          line("communication", times.communication, times.total, "the step") +
          line("  beside backward", times.overlap, times.communication, "communication") +
-         (times.overlap > 0 ? "  (communication that overlaps with backward makes no step longer)\n" : "");
+         (times.overlap > 0 ? "  (communication that overlaps with backward does not lengthen a step)\n"
+                            : "");
 }
 
 std::string table_of(const char* title, const std::vector<OperatorTime>& rows, std::size_t most) {

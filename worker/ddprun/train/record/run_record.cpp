@@ -114,7 +114,7 @@ void RunRecord::remove_leftovers() const {
     std::error_code error;
     for (fs::directory_iterator entry(in, error), end; !error && entry != end; entry.increment(error))
       if (folder_.owns_temporary(entry->path()) && !fs::remove(entry->path(), error) && error)
-        throw IoError(entry->path(), "cannot remove what a killed run left", error.value());
+        throw IoError(entry->path(), "cannot remove what a killed run left behind", error.value());
   }
   folder_.remove_unused_shards();
 }

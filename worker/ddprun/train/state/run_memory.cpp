@@ -316,7 +316,7 @@ void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
   if (group.size() >= 2 * distance)
     copying = std::make_unique<PartCopies>(group, distance, *copies);
   else if (group.rank() == 0)
-    log_warning("--replicate-shards: no copies are kept: that needs at least " +
+    log_warning("--replicate-shards: no copies are kept: copies need at least " +
                 std::to_string(2 * distance) + " ranks, twice as many as the largest node has, got " +
                 std::to_string(group.size()));
 }

@@ -187,7 +187,7 @@ TEST_CASE("a training in the folder of another is refused, unless it is to set t
   auto options = options_in(dir.path() / "run", 1);
   run(make_task(), options);
   const auto last = read_file(options.out / "checkpoints/last.pt");
-  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("holds a run already (metrics.csv)"));
+  CHECK_THROWS_WITH(run(make_task(), options), ContainsSubstring("already holds a run (metrics.csv)"));
   CHECK(read_file(options.out / "checkpoints/last.pt") == last);
   options.overwrite = true;
   run(make_task(), options);

@@ -93,6 +93,6 @@ TEST_CASE("ranks that are not replicas are not compared", "[fit]") {
                                             ParallelOptions{.join = true, .check_replicas = 1});
   const TempDir dir;
   fit_each(dir.path(), 1000, parallel, [&](int, const std::string& error) {
-    ensure(error.starts_with("--check-replicas: not with --fsdp or --join"), error.c_str());
+    ensure(error.starts_with("--check-replicas: cannot be used with --fsdp or --join"), error.c_str());
   });
 }

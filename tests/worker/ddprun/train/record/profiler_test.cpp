@@ -111,7 +111,7 @@ TEST_CASE("the table tells where the steps' time went", "[profile_table]") {
   CHECK_THAT(text, ContainsSubstring("waiting for data       20.000 ms   10.0 % of the step"));
   CHECK_THAT(text, ContainsSubstring("communication          50.000 ms   25.0 % of the step"));
   CHECK_THAT(text, ContainsSubstring("beside backward      37.500 ms   75.0 % of communication"));
-  CHECK_THAT(text, ContainsSubstring("overlaps with backward makes no step longer"));
+  CHECK_THAT(text, ContainsSubstring("overlaps with backward does not lengthen a step"));
   CHECK_THAT(profile_table({.steps = 4, .total = 0.8}, {}), !ContainsSubstring("overlap"));
   CHECK_THAT(text, ContainsSubstring("     300.000    75.0     310.000        40  aten::addmm"));
   CHECK(text.find("GPU") == std::string::npos);
