@@ -13,6 +13,7 @@
 #include "launcher/job/attempt.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/plan/launch_plan.h"
+#include "launcher/remote/remote_hosts.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/membership.h"
 #include "launcher/workers/job_processes.h"
@@ -499,8 +500,9 @@ class NodeSupervisor : public Supervisor {
         server != nullptr && server->hand_over(job_.job_id, signal, reason))
       return log_info("the other nodes go on without this one");
     connections_.end_job(SignalReceived{signal}, reason);
-    link().send(Leave{signal});
-    ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;
+    const bool lost = nodes_.spares > 0 && job_.starter != nullptr && job_.starter->lost();
+    link().send(Leave{lost ? 0 : signal});
+    ends_with_others_ = (!nodes_.elastic() && !lost) || connections_.server() != nullptr;
   }
 
   void log_waiting(const Waiting& waiting) {

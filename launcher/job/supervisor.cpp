@@ -407,6 +407,7 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
           events,
           log,
           outputs};
+  if (starter) job.starter = &*starter;
   if (options.dry_run) {
     signals.end_at_once();
     if (options.hosts.starts()) write_stdout(RemoteHosts::describe(options, environment) + "\n");

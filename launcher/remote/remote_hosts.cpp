@@ -377,6 +377,7 @@ void Starter::end() {
   // Where no signal ends the job, the guard does.
   const int signal = terminates ? SIGTERM : ending.empty() ? SIGKILL : ending.front();
   if (ending_) return;  // a second one would kill workers that are saving
+  lost_ = true;
   log_warning("the connection to the ddprun that started this one has ended: ending the workers");
   ::kill(::getpid(), signal);
 }

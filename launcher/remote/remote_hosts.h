@@ -90,6 +90,9 @@ class Starter {
   /// channel  becomes this object's
   Starter(boost::asio::io_context& io, int channel, const Options& options);
 
+  /// It has ended, and nobody had asked for the job's end: this node's workers end.
+  bool lost() const { return lost_; }
+
  private:
   void watch();
   void take(const std::string& line);
@@ -99,6 +102,7 @@ class Starter {
   const Options& options_;
   std::string line_;
   bool ending_ = false;  ///< it has passed on a signal that ends the job
+  bool lost_ = false;
 };
 
 }  // namespace ddprun::launcher

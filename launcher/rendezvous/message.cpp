@@ -237,7 +237,7 @@ void visit(auto& fields, Ended& ended) {
 /// Succeeded and Lead: only the round.
 void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, kMaxRound); }
 
-void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
+void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 0, kMaxSignal); }
 
 void visit(auto& fields, Summary& summary) {
   fields.integer("round", summary.round, 0, kMaxRound);

@@ -134,7 +134,8 @@ struct Ended {
   bool operator==(const Ended&) const = default;
 };
 
-/// The user ended this node's ddprun.
+/// The user ended this node's ddprun. 0: the connection to the ddprun that had started it (--hosts) was lost,
+/// and a spare can take its place.
 struct Leave {
   int signal = 0;
   bool operator==(const Leave&) const = default;

@@ -420,6 +420,22 @@ class Endings(Hosts):
                 self.assertEqual(code, expected, err)
                 self.assert_nothing_is_left()
 
+    def test_a_spare_host_takes_the_place_of_one_whose_connection_is_lost(self):
+        train = f"echo $PPID > {self.folder}/rank$RANK; until [ -e {self.folder}/go ]; do sleep 0.05; done; echo done $RANK"
+        job = self.start("--spares=1", "--rdzv-endpoint=127.0.0.1", "sh", "-c", train, hosts="127.0.0.1,node2,node3")
+        rank_1 = self.folder / "rank1"
+        wait_for(lambda: rank_1.exists() and rank_1.read_text() and len(self.remote_ddpruns()) == 2)
+        first = rank_1.read_text()
+        session = int(pathlib.Path(f"/proc/{first.strip()}/stat").read_text().split()[3])
+        self.assertIn("sshd", command(session)[0])
+        os.kill(session, signal.SIGKILL)
+        wait_for(lambda: rank_1.read_text() not in ("", first) or job.poll() is not None)
+        (self.folder / "go").touch()
+        out, err = job.communicate(timeout=60)
+        self.assertEqual(job.returncode, 0, err)
+        self.assertEqual(sorted(line for line in out.splitlines() if "done" in line), ["done 0", "done 1"])
+        self.assertIn("was lost: the connection to the ddprun that started it ended", err)
+
     def test_nothing_is_left_when_one_of_them_is_killed(self):
         def of_name(name):
             return lambda _: [pid for pid in self.local() if pathlib.Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"][:1]
