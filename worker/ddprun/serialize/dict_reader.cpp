@@ -125,6 +125,15 @@ bool DictReader::boolean(const std::string& key) const {
   return expect(key, "a bool", &IValue::isBool).toBool();
 }
 
+std::vector<std::string> DictReader::names() const {
+  std::vector<std::string> names;
+  for (const auto& item : dict_) {
+    if (!item.key().isString()) fail("expected names as keys, got " + item.key().tagKind());
+    names.push_back(item.key().toStringRef());
+  }
+  return names;
+}
+
 std::string DictReader::text(const std::string& key) const {
   return expect(key, "a string", &IValue::isString).toStringRef();
 }

@@ -32,6 +32,7 @@ class DictReader {
   DictReader(const c10::IValue& value, std::string owner);
 
   bool has(const std::string& key) const;  ///< present and not None
+  std::vector<std::string> names() const;  ///< all keys, which must be strings
   c10::IValue at(const std::string& key) const;
   double number(const std::string& key) const;  ///< an int, a float or a tensor of one element
   std::int64_t integer(const std::string& key) const;

@@ -164,12 +164,8 @@ report::MetricRow metrics_of(const TrainingState& state) {
   report::MetricRow row;
   const auto kept = kept_by_trainer(state);
   if (!kept.has(kMetrics)) return row;
-  const auto metrics = kept.dict(kMetrics);
-  const DictReader values(metrics, "the trainer's metrics");
-  for (const auto& item : metrics) {
-    if (!item.key().isString()) values.fail("expected names as keys, got " + item.key().tagKind());
-    row.emplace_back(item.key().toStringRef(), values.number(item.key().toStringRef()));
-  }
+  const DictReader values(kept.dict(kMetrics), "the trainer's metrics");
+  for (const auto& name : values.names()) row.emplace_back(name, values.number(name));
   return row;
 }
 

@@ -86,11 +86,8 @@ Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, torch::Tensor>
 StateDict named_tensors(const c10::IValue& dict, const std::string& prefix) {
   StateDict named;
   const DictReader reader(dict, "the weights");
-  for (const auto& item : dict.toGenericDict()) {
-    if (!item.key().isString()) reader.fail("expected names as keys, got " + item.key().tagKind());
-    if (const auto& name = item.key().toStringRef(); name.starts_with(prefix))
-      named.emplace_back(name.substr(prefix.size()), reader.tensor(name));
-  }
+  for (const auto& name : reader.names())
+    if (name.starts_with(prefix)) named.emplace_back(name.substr(prefix.size()), reader.tensor(name));
   return named;
 }
 

@@ -68,8 +68,7 @@ TrainingState read_state(const IValue& value) {
     root.fail("'format': expected 1 or 2, got " + std::to_string(format));
   TrainingState state;
   state.model = root.dict("model");
-  for (const auto& item : root.dict("model"))
-    if (!item.key().isString()) root.fail("'model': expected names as keys, got " + item.key().tagKind());
+  (void)DictReader(root.dict("model"), "the run's model").names();  // else it throws
   state.optimizer = root.dict("optimizer");
   for (const auto& [key, part] :
        {std::pair{"lr_schedule", &state.lr_schedule}, {"scaler", &state.scaler}, {"ema", &state.ema}})

@@ -200,13 +200,9 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool
   loaded.best_path_ = here(reader.text("best_model_path"));
   if (same_run || then == options_.folder) {
     loaded.best_k_.clear();
-    const auto models = reader.dict("best_k_models");
-    const DictReader scores(models, "checkpoint policy: best_k_models");
-    for (const auto& item : models) {
-      if (!item.key().isString()) scores.fail("expected paths as keys, got " + item.key().tagKind());
-      const auto path = item.key().toStringRef();
+    const DictReader scores(reader.dict("best_k_models"), "checkpoint policy: best_k_models");
+    for (const auto& path : scores.names())
       loaded.best_k_.emplace_back(here(path), static_cast<float>(scores.number(path)));
-    }
     const auto score = [&](const char* name) {
       return reader.has(name) ? std::optional(static_cast<float>(reader.number(name))) : std::nullopt;
     };

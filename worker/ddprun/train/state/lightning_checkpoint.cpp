@@ -159,12 +159,9 @@ IValue only(const DictReader& root, const char* key) {
 
 GenericDict without_prefix(const GenericDict& weights, const std::string& prefix) {
   auto plain = make_state();
-  for (const auto& item : weights) {
-    if (!item.key().isString() || !item.value().isTensor())
-      throw std::invalid_argument("state of the run: 'state_dict': expected tensors by name");
-    const auto& name = item.key().toStringRef();
-    plain.insert(name.starts_with(prefix) ? name.substr(prefix.size()) : name, item.value());
-  }
+  const DictReader reader(weights, "the run's 'state_dict'");
+  for (const auto& name : reader.names())
+    plain.insert(name.starts_with(prefix) ? name.substr(prefix.size()) : name, reader.tensor(name));
   return plain;
 }
 

@@ -24,10 +24,7 @@ c10::IValue to_value(const TensorsByName& tensors) {
 TensorsByName to_tensors(const c10::IValue& value) {
   const DictReader reader(value, "PowerSGD");
   TensorsByName tensors;
-  for (const auto& item : value.toGenericDict()) {
-    if (!item.key().isString()) reader.fail("expected names as keys, got " + item.key().tagKind());
-    tensors[item.key().toStringRef()] = reader.tensor(item.key().toStringRef());
-  }
+  for (const auto& name : reader.names()) tensors[name] = reader.tensor(name);
   return tensors;
 }
 

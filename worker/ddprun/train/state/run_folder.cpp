@@ -259,9 +259,8 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
   find_states(list_is_lost);
   if (goes_on && is_of_this_branch(folder_ / writing_)) {  // it was killed after that checkpoint was written
     std::vector<fs::path> doomed;
-    for (const auto& name : std::exchange(doomed_, {}))
-      if (is_of_this_branch(folder_ / name)) doomed.push_back(folder_ / name);
-    remove_listed(doomed, /*list_changed=*/false);
+    for (const auto& name : doomed_) doomed.push_back(folder_ / name);
+    wrote(folder_ / writing_, doomed);
   }
   save();
 }
@@ -432,8 +431,7 @@ void RunFolder::make_way(const fs::path& checkpoint, const std::vector<fs::path>
 }
 
 bool RunFolder::is_of_this_branch(const fs::path& file) const {
-  const auto found = files_.find(name_of(file));
-  return found != files_.end() && found->second == identity_.branch;
+  return branch_of(file) == std::max(identity_.branch, std::int64_t{1});
 }
 
 void RunFolder::keep_earlier(const fs::path& file) {
@@ -458,8 +456,7 @@ void RunFolder::keep_earlier(const fs::path& file) {
 
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   const std::lock_guard lock(mutex_);
-  writing_.clear();
-  doomed_.clear();
+  if (name_of(checkpoint) == writing_) writing_.clear(), doomed_.clear();
   kept_.erase(name_of(checkpoint));
   auto own = doomed;
   std::erase_if(own, [&](const auto& file) { return !is_of_this_branch(file); });

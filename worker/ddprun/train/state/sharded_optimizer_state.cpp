@@ -75,15 +75,12 @@ WholeState collect_whole(const IValue& value, const torch::nn::Module& module) {
     if (!indices[i].isInt()) root.fail(owner + ": expected an integer in 'params'");
     const auto found = states.find(indices[i]);
     if (found == states.end()) continue;
-    if (!found->value().isGenericDict()) root.fail("expected a dict for " + owner);
-    for (const auto& item : found->value().toGenericDict()) {
-      if (!item.key().isString()) root.fail(owner + ": expected names as keys, got " + item.key().tagKind());
-      const auto& key = item.key().toStringRef();
+    const DictReader entry(found->value(), "optimizer: " + owner);
+    for (const auto& key : entry.names())
       if (key == kStep)
-        whole.steps[parameters[i].key()] = item.value();
-      else if (item.value().isTensor())
-        whole.tensors[key][parameters[i].key()] = item.value().toTensor();
-    }
+        whole.steps[parameters[i].key()] = entry.at(key);
+      else if (entry.at(key).isTensor())
+        whole.tensors[key][parameters[i].key()] = entry.tensor(key);
   }
   return whole;
 }

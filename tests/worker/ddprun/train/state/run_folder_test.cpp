@@ -465,6 +465,7 @@ TEST_CASE("what a killed run's newest state was to replace is removed when the r
     RunFolder folder(dir.path());
     save(folder, "epoch=0.pt", 10);
     folder.make_way(better, {best});
+    if (GENERATE(false, true)) folder.wrote(dir.path() / "events.out", {});  // meanwhile
   }
   const auto resumed = [&](const RunIdentity& state, bool is_newest) {
     RunFolder(dir.path()).resume(state, is_newest, kNames);
