@@ -113,6 +113,7 @@ void JobEvents::read_signals() {
       continue;
     }
     const auto counts = signals_once_.counts(signal, sender_of(info), end_signals_ > 0, Clock::now());
+    if (counts == SignalsOnce::Counts::kYes && instead_ && instead_(signal)) continue;
     if (counts == SignalsOnce::Counts::kYes) {
       if (tell_) tell_(signal);
       push(SignalReceived{signal});

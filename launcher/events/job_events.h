@@ -64,6 +64,9 @@ class JobEvents {
   /// Also tells this function each signal as it comes, and SIGCHLD before somebody reaps the child.
   void on_signal(std::function<void(int)> tell) { tell_ = std::move(tell); }
 
+  /// Asks this function first about each signal from outside: one for which it returns true is no event.
+  void handle_instead(std::function<bool(int)> handle) { instead_ = std::move(handle); }
+
   /// True if next() would not wait.
   bool pending() const { return !events_.empty(); }
   /// True if a signal that ends the job is among the events.
@@ -85,6 +88,7 @@ class JobEvents {
   const SignalFd& handled_;
   int end_signals_ = 0;
   std::function<void(int)> tell_;
+  std::function<bool(int)> instead_;
   Descriptor signals_;
   const pid_t parent_ = std::max(::getppid(), 1);  ///< 0 stands for all processes outside a container
   SignalsOnce signals_once_{parent_, [this](int signal) { return handled_.ends_job(signal); }};

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -29,7 +31,8 @@ using json = nlohmann::ordered_json;
 constexpr std::size_t kJobNameSize = 8;
 constexpr std::size_t kMostStackBytes = 1 << 18;  // per rank
 constexpr std::chrono::milliseconds kStackLook{50};
-constexpr std::chrono::seconds kDrainPatience{5};
+/// For the coordinator's answer, before a signal is passed on to the workers.
+constexpr std::chrono::seconds kLeavePatience{1};
 constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
 constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
 
@@ -201,12 +204,12 @@ std::string JobMonitor::who_ends(const SignalReceived& received) const {
   return asked_to_stop_ ? "ddpctl stop" : "received " + signal_name(received.signal);
 }
 
-asio::awaitable<json> JobMonitor::drain(std::string node) {
+asio::awaitable<json> JobMonitor::drain(std::string node, std::chrono::milliseconds patience) {
   if (node_.empty()) co_return json{{"refused", "the job has no other node that could go on"}};
   const Drain wish{++drain_requests_, std::move(node)};
   if (!ask_to_drain_ || !ask_to_drain_(wish))
     co_return json{{"refused", "this node has no connection to the job's coordinator, or the job is ending"}};
-  Timer timer(co_await asio::this_coro::executor, kDrainPatience);
+  Timer timer(co_await asio::this_coro::executor, patience);
   std::optional<DrainAnswer> answer;
   // At once, as the asked node may be the one that leaves.
   answered_[wish.request] = [&](const DrainAnswer& given) {
@@ -220,6 +223,20 @@ asio::awaitable<json> JobMonitor::drain(std::string node) {
     co_return json{
         {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
   co_return json{{answer->accepted ? "drains" : "refused", answer->text}};
+}
+
+bool JobMonitor::drains_instead(int signal) {
+  if (signal != SIGTERM || !running_ || leaving_ || std::exchange(asked_to_leave_, true)) return false;
+  asio::co_spawn(job_.io, drain_this_node(), asio::detached);
+  return true;
+}
+
+asio::awaitable<void> JobMonitor::drain_this_node() {
+  const json reply = co_await drain(job_.job_id, kLeavePatience);
+  if (reply.contains("drains"))
+    log_warning("received SIGTERM: " + printable(reply["drains"].get<std::string>()));
+  else
+    job_.events.push(SignalReceived{SIGTERM});
 }
 
 void JobMonitor::note_drain(const std::string& node, const std::string& text) {

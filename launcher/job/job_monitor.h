@@ -58,7 +58,10 @@ class JobMonitor {
   boost::asio::awaitable<nlohmann::ordered_json> stacks(std::optional<int> rank) const;
   nlohmann::ordered_json stop();
   /// What becomes of a node of the job that is to leave it, as its coordinator says.
-  boost::asio::awaitable<nlohmann::ordered_json> drain(std::string node);
+  boost::asio::awaitable<nlohmann::ordered_json> drain(std::string node, std::chrono::milliseconds patience);
+  /// Of a job with spares: whether the signal, which came to this node alone, drains it. If the coordinator
+  /// does not agree, it is an event as any other.
+  bool drains_instead(int signal);
 
   // For a job on several nodes.
 
@@ -84,6 +87,7 @@ class JobMonitor {
   std::optional<std::vector<OwnTime>> other_times() const;
 
  private:
+  boost::asio::awaitable<void> drain_this_node();
   void add_running(nlohmann::ordered_json& view) const;
   nlohmann::ordered_json rank_view(std::size_t index) const;
 
@@ -92,7 +96,7 @@ class JobMonitor {
   std::optional<Running> running_;
   std::string node_, coordinator_;  ///< empty: only one node
   std::optional<NodesBoard> board_;
-  bool asked_to_stop_ = false, leaving_ = false;
+  bool asked_to_stop_ = false, leaving_ = false, asked_to_leave_ = false;
   std::function<bool(const Drain&)> ask_to_drain_;
   int drain_requests_ = 0;
   std::map<int, std::function<void(const DrainAnswer&)>> answered_;  ///< by request, while somebody waits

@@ -53,6 +53,7 @@ using json = nlohmann::ordered_json;
 using asio::local::stream_protocol;
 using Response = http::response<http::string_body>;
 
+constexpr std::chrono::seconds kDrainPatience{5};
 constexpr int kMostRequestLevels = 4;
 constexpr std::size_t kMaxQuestion = 4096;
 constexpr std::chrono::seconds kAnswerTimeout{5};  // for a client to read its answer
@@ -116,7 +117,7 @@ asio::awaitable<std::string> answer_line(JobMonitor& monitor, std::string line) 
     if (ask == "status") reply = monitor.view();
     if (ask == "output") reply = monitor.output(rank.value_or(0), request.value("seen", std::uint64_t{0}));
     if (ask == "stop") reply = monitor.stop();
-    if (ask == "drain") reply = co_await monitor.drain(request.value("node", ""));
+    if (ask == "drain") reply = co_await monitor.drain(request.value("node", ""), kDrainPatience);
     if (ask == "stacks") reply = co_await monitor.stacks(rank);
   } catch (const std::exception& error) {  // not JSON, or of another form
     reply = {{"error", error.what()}};

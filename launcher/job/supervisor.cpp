@@ -420,6 +420,9 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   JobMonitor monitor(job, record);
   job.monitor = &monitor;
+  // With --hosts a signal is meant for all of them.
+  if (options.nodes.spares > 0 && !starter && !options.hosts.starts())
+    events.handle_instead([&monitor](int signal) { return monitor.drains_instead(signal); });
   const ControlSocket socket(io, job_name(job_id), monitor);
   if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor);
   NodeConnections connections;

@@ -23,7 +23,10 @@ void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
   const bool accepted = text.empty();
   // First of all messages: the asker may be the node that leaves.
   const auto place = static_cast<std::ptrdiff_t>(messages_.size());
-  if (accepted) {
+  if (accepted && draining_) {
+    const Node& node = nodes_.at(draining_->node);
+    text = "node " + describe_node(node.join, node.address) + " is already leaving the job";
+  } else if (accepted) {
     text = begin_drain(found.front(), now);
     drains_.emplace_back(nodes_.at(found.front()).join.node, text);
   }
@@ -60,8 +63,9 @@ std::string Coordinator::drain_problem(const std::string& wanted, const std::vec
                 : "end the job with ddpctl stop instead, and start it again without this node");
   if (draining_) {
     const Node& other = nodes_.at(draining_->node);
-    return "node " + describe_node(other.join, other.address) + " is already leaving the job" +
-           (draining_->node == found.front() ? "" : "; try again when it has left");
+    if (draining_->node == found.front()) return "";
+    return "node " + describe_node(other.join, other.address) +
+           " is already leaving the job; try again when it has left";
   }
   if (!has_started()) return "the job is still waiting for its nodes; try again when its workers are running";
   const bool works = node.state != State::kReady;

@@ -155,8 +155,8 @@ TEST_CASE("without a round in place all workers save, and the next round is with
   REQUIRE(job.nodes.node(0).wait_for_output("saving"));
   if (!in_place) {
     const Finished again = job.ctl(0, {"drain", "1"});
-    CHECK(again.status == ExitStatus::exited(1));
-    CHECK_THAT(again.err, ContainsSubstring(" is already leaving the job\n"));
+    CHECK(again.status == ExitStatus::exited(0));
+    CHECK_THAT(again.out, ContainsSubstring(" is already leaving the job\n"));
     CHECK_THAT(job.ctl(1, {"top", "--once"}).out, ContainsSubstring("  leaving"));
   }
   CHECK(count_of("begin ", job.nodes.node(0).out()) == 1);  // it waits until all have saved
@@ -170,6 +170,49 @@ TEST_CASE("without a round in place all workers save, and the next round is with
   job.touch("go");
   CHECK(job.nodes.wait() == std::vector<ExitStatus>(spare ? 3 : 2, ExitStatus::exited(0)));
   CHECK(count_of("begin ", job.nodes.node(1).out()) == 1);
+}
+
+TEST_CASE("SIGTERM on one node of a job with spares drains that node, and ends the job if there is no spare",
+          "[drain]") {
+  DrainedJob job({"--nnodes=2", "--spares=1"});
+  job.start("1 of 2 joined");
+  job.start("begin 1 of 2");
+  job.start("standing by");
+  job.nodes.node(1).send_signal(SIGTERM);
+  REQUIRE(job.nodes.node(0).wait_for_output("saving"));
+  job.touch("saved");
+  CHECK(job.nodes.node(1).wait() == ExitStatus::exited(0));
+  CHECK_THAT(job.nodes.node(1).err(),
+             ContainsSubstring("warning: received SIGTERM: node ") &&
+                 ContainsSubstring("; all workers get SIGTERM, and restart with node"));
+  CHECK(job.result(1)["reason"] == "drained");
+  REQUIRE(job.nodes.node(2).wait_for_output("begin 1 of 2"));
+  REQUIRE(job.nodes.node(0).wait_for_output("begin 0 of 2", 2));
+  job.nodes.node(2).send_signal(SIGTERM);
+  const auto ends = job.nodes.wait();
+  CHECK(ends[0] == ExitStatus::exited(128 + SIGTERM));
+  CHECK(ends[2] == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("saved ", job.nodes.node(0).out()) == 2);
+}
+
+TEST_CASE(
+    "SIGTERM under --recover=rank moves a node's ranks to a spare; on the coordinator's it ends the job",
+    "[drain]") {
+  DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank"});
+  const std::vector<std::string> actions = {"recovers",       "true",  "ready", "--old", "meet",
+                                            "wait-for-round", "--all", "meet",  "pause"};
+  job.start("1 of 2 joined", actions);
+  job.start("ready 1 ", actions);
+  job.start("standing by", actions);
+  for (const std::size_t node : {0U, 1U}) REQUIRE(job.nodes.node(node).wait_for_output(", round 0 at"));
+  job.nodes.node(1).send_signal(SIGTERM);
+  CHECK(job.nodes.node(1).wait() == ExitStatus::exited(0));
+  REQUIRE(job.nodes.node(0).wait_for_output(", round 0 at", 2));
+  REQUIRE(job.nodes.node(2).wait_for_output(", round 0 at"));
+  job.nodes.node(0).send_signal(SIGTERM);
+  job.nodes.wait();
+  CHECK(job.nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("ready ", job.nodes.node(0).out() + job.nodes.node(2).out()) == 2);
 }
 
 TEST_CASE("a spare just leaves, and what cannot leave is refused without a change", "[drain]") {

@@ -101,8 +101,9 @@ void JobOracle::check_drain(const Cause& cause, const Outgoing& messages) {
     int stay = 0;
     for (auto& [id, node] : nodes_) {
       if (!present(id)) continue;
-      promise(!node.leaving, "two nodes are drained at once");
-      if (node.join.id.starts_with(wish->node))
+      const bool wanted = node.join.id.starts_with(wish->node);
+      promise(!node.leaving || wanted, "two nodes are drained at once");
+      if (wanted)
         node.leaving = true;
       else
         ++stay;
