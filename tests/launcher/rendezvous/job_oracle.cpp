@@ -97,13 +97,16 @@ void JobOracle::check_drain(const Cause& cause, const Outgoing& messages) {
   for (const auto& [asker, answer] : all<DrainAnswer>(messages)) {
     promise(wish != nullptr && !answer.text.empty(), "an answer to nobody");
     if (!answer.accepted) continue;
+    const bool again = std::ranges::any_of(nodes_, [&](const auto& node) {
+      return node.second.leaving && present(node.first) && node.second.join.id.starts_with(wish->node);
+    });
+    if (again) continue;
     ++drains_;
     int stay = 0;
     for (auto& [id, node] : nodes_) {
       if (!present(id)) continue;
-      const bool wanted = node.join.id.starts_with(wish->node);
-      promise(!node.leaving || wanted, "two nodes are drained at once");
-      if (wanted)
+      promise(!node.leaving, "two nodes are drained at once");
+      if (node.join.id.starts_with(wish->node))
         node.leaving = true;
       else
         ++stay;
