@@ -158,6 +158,7 @@ void Coordinator::keep_last_state(NodeId lost, const std::string& reason, Time n
   if (std::ranges::any_of(members_, has_state)) return;
   keep_ranks(spare, reason);
   nodes_.at(spare).state = State::kLeaving;  // it has no place in the round
+  give_up_vote(spare);
   expel(spare, reason, now);
 }
 
