@@ -111,7 +111,7 @@ void load_sam_weights(SamImpl& model, const train::StateDict& weights, const fs:
 fs::path find_weights(const fs::path& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown))
-    throw IoError(path, "does not exist, expected a model's folder or file of weights");
+    throw IoError(path, "does not exist, expected a model folder or a weights file");
   if (!fs::is_directory(path, unknown)) return path;
   for (const char* name : {"model.safetensors", "pytorch_model.bin"})
     if (fs::exists(path / name, unknown)) return path / name;

@@ -471,7 +471,7 @@ TEST_CASE("a coordinator whose node only stands by hands over a job of fixed siz
   CHECK(rig.count<Stop>(ids[2]) == 0);
 }
 
-TEST_CASE("a coordinator whose node only stands by takes no vote with it", "[takeover]") {
+TEST_CASE("a coordinator whose node only stands by has no vote to lose", "[takeover]") {
   auto settings = with_successors(job(2, 4));
   settings.spares = 1;
   settings.own_id = GENERATE("e", "a");

@@ -128,7 +128,7 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
     CHECK_THROWS_AS(sam::read_sam(path), IoError);
     CHECK_THROWS_WITH(sam::read_sam(path), ContainsSubstring(expected));
   };
-  refused(folder.path() / "nothing", "does not exist, expected a model's folder or file of weights");
+  refused(folder.path() / "nothing", "does not exist, expected a model folder or a weights file");
   refused(folder.path(), "holds no model, expected model.safetensors or pytorch_model.bin in it");
   write_file_atomic(folder.path() / "model.safetensors.index.json", "{}");
   refused(folder.path(), "has the weights in several files, expected one");
