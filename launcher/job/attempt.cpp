@@ -311,7 +311,7 @@ void note_running_once_announced(const Job& job, Supervisor& supervisor, const A
   constexpr std::chrono::milliseconds kLook{100};
   bool announced = true;
   for (std::size_t i = 0; recovers(job) && attempt.round.in_place && i < attempt.specs.size(); ++i)
-    announced = parts.rounds.abilities(i) && announced;
+    announced = parts.rounds.announced(i) && announced;
   if (announced) return supervisor.note_running(attempt);
   parts.look.expires_after(kLook);
   parts.look.async_wait([&, alive = std::weak_ptr(parts.token)](const boost::system::error_code& error) {
@@ -334,7 +334,7 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
       if (failed != nullptr && recovers(job)) co_await read_errors(job, parts.group.workers(), attempt);
       if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
-          !supervisor.replaces(attempt, parts.group.workers()[failed->index].process.pid)) {
+          !supervisor.replaces(attempt, parts.group.workers())) {
         // Not if another node has taken over: its workers may have failed first, but that ended nothing.
         const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome);
         if (lost && ended != nullptr && !ended->replaced) attempt.outcome = *lost;

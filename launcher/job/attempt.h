@@ -64,7 +64,7 @@ class Supervisor : public Peers {
  public:
   /// A worker has failed, and the others can continue without it (--recover=rank): whether it is replaced, on
   /// several nodes once they begin a round.
-  virtual bool replaces(const Attempt& attempt, pid_t failed) = 0;
+  virtual bool replaces(const Attempt& attempt, const std::vector<Worker>& workers) = 0;
   /// The round that begins.
   virtual NextRound next_round(const Attempt& attempt) = 0;
 
@@ -92,7 +92,7 @@ boost::asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Ro
 std::string describe_end(const Attempt& attempt);
 
 /// The same for a failed worker that is to be replaced, and whether it ran out of memory.
-std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom);
+std::string describe_loss(const Attempt& attempt, const std::vector<Worker>& workers, OomWatch& oom);
 
 /// Reports how an attempt ended: to the user, to the program that started ddprun, and in the record.
 ///

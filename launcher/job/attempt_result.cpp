@@ -228,9 +228,10 @@ std::string describe_end(const Attempt& attempt) {
   return "the job timed out (--timeout)";
 }
 
-std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom) {
-  const bool killed = std::get<WorkerFailed>(attempt.outcome).status == ExitStatus::killed(SIGKILL);
-  const std::string memory = describe(oom.look(failed), killed);
+std::string describe_loss(const Attempt& attempt, const std::vector<Worker>& workers, OomWatch& oom) {
+  const auto& failed = std::get<WorkerFailed>(attempt.outcome);
+  const bool killed = failed.status == ExitStatus::killed(SIGKILL);
+  const std::string memory = describe(oom.look(workers[failed.index].process.pid), killed);
   return describe_end(attempt) + (memory.empty() ? "" : ", " + memory);
 }
 

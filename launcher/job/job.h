@@ -24,7 +24,6 @@ namespace ddprun::launcher {
 
 class JobMonitor;
 class Preload;
-class Starter;
 
 /// What all attempts of a job share.
 struct Job : JobPlan {
@@ -38,10 +37,9 @@ struct Job : JobPlan {
   JobEvents& events;
   EventsJson& log;
   JobOutput& outputs;
-  JobMonitor* monitor = nullptr;     ///< notified of each attempt
-  Preload* preload = nullptr;        ///< --preload; null: none
-  const Starter* starter = nullptr;  ///< of a ddprun that --hosts has started on this host
-  std::string unfit = {};            ///< why this node stays out of the job (--preflight); empty: it is fit
+  JobMonitor* monitor = nullptr;  ///< notified of each attempt
+  Preload* preload = nullptr;     ///< --preload; null: none
+  std::string unfit = {};         ///< why this node stays out of the job (--preflight); empty: it is fit
 };
 
 /// The round that --dry-run shows: this node's by its node rank, else the first node's, assuming that all

@@ -13,7 +13,6 @@
 #include "launcher/job/attempt.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/plan/launch_plan.h"
-#include "launcher/remote/remote_hosts.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/membership.h"
 #include "launcher/workers/job_processes.h"
@@ -422,9 +421,10 @@ class NodeSupervisor : public Supervisor {
   }
 
   /// Tells the coordinator about a worker that can be replaced.
-  bool replaces(const Attempt& attempt, pid_t failed) override {
-    last_reason_ = describe_loss(attempt, failed, oom_) + " on node " + name_of_node(nodes_);
-    link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true});
+  bool replaces(const Attempt& attempt, const std::vector<Worker>& workers) override {
+    last_reason_ = describe_loss(attempt, workers, oom_) + " on node " + name_of_node(nodes_);
+    const bool alone = std::ranges::none_of(workers, [](const Worker& worker) { return !worker.status; });
+    link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true, alone});
     return true;
   }
 
@@ -500,9 +500,8 @@ class NodeSupervisor : public Supervisor {
         server != nullptr && server->hand_over(job_.job_id, signal, reason))
       return log_info("the other nodes go on without this one");
     connections_.end_job(SignalReceived{signal}, reason);
-    const bool lost = nodes_.spares > 0 && job_.starter != nullptr && job_.starter->lost();
-    link().send(Leave{lost ? 0 : signal});
-    ends_with_others_ = (!nodes_.elastic() && !lost) || connections_.server() != nullptr;
+    link().send(Leave{signal});
+    ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;
   }
 
   void log_waiting(const Waiting& waiting) {

@@ -127,12 +127,12 @@ class SingleNode : public Supervisor {
   }
 
   /// If the failed worker has a restart left, uses it. It begins without delay.
-  bool replaces(const Attempt& attempt, pid_t failed) override {
+  bool replaces(const Attempt& attempt, const std::vector<Worker>& workers) override {
     const auto now = JobEvents::Clock::now();
     const Decision decision =
         decide(job_.options.restart, attempt.outcome, restarts_used_, now - attempt.round_start);
     if (!decision.restart) return false;
-    log_warning(describe_loss(attempt, failed, oom_) + "; replacing only this rank: restart " +
+    log_warning(describe_loss(attempt, workers, oom_) + "; replacing only this rank: restart " +
                 std::to_string(decision.restarts_used) + " of " +
                 std::to_string(job_.options.restart.max_restarts));
     EventRecord event{EventRecord::Kind::kRestart, now, attempt.round.number};
@@ -407,7 +407,6 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
           events,
           log,
           outputs};
-  if (starter) job.starter = &*starter;
   if (options.dry_run) {
     signals.end_at_once();
     if (options.hosts.starts()) write_stdout(RemoteHosts::describe(options, environment) + "\n");
@@ -420,9 +419,10 @@ RunResult run_recorded(asio::io_context& io, Console& console, const Options& op
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   JobMonitor monitor(job, record);
   job.monitor = &monitor;
-  // With --hosts a signal is meant for all of them.
-  if (options.nodes.spares > 0 && !starter && !options.hosts.starts())
-    events.handle_instead([&monitor](int signal) { return monitor.drains_instead(signal); });
+  if (options.nodes.spares > 0 && !options.hosts.starts())
+    events.handle_instead([&](int signal) {  // with --hosts a signal is meant for all of them
+      return (!starter || starter->lost()) && monitor.drains_instead(signal);
+    });
   const ControlSocket socket(io, job_name(job_id), monitor);
   if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor);
   NodeConnections connections;

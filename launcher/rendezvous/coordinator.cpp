@@ -126,6 +126,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       return expel(id, failed->text, now);
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
+    if (in_round && failed->in_place && failed->alone)
+      node.lost_state = std::max(node.running, failed->round);
     if (in_round && failed->in_place && runs()) keep_last_state(id, failed->text, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (succeeded->round <= node.started) node.succeeded = std::max(node.succeeded, succeeded->round);
@@ -158,17 +160,18 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     drain(id, *wish, now);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string name = "node " + describe_node(node.join, node.address);
-    if (leave->signal == 0) {
-      give_up_vote(id);
-      return remove(nodes_.find(id), name + " was lost: the connection to the ddprun that started it ended",
-                    now);
-    }
     const std::string reason = name + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
     if (!elastic() && !leaves && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     give_up_vote(id);
-    remove(nodes_.find(id), reason, now, leave->signal);
+    if (leaves) return;  // its workers may still save; it goes with its connection
+    const bool saves = node.state == State::kInRound && (runs() || phase_ == Phase::kStopping);
+    if (!saves) return remove(nodes_.find(id), reason, now, leave->signal);
+    // The next round, which would replace what its workers save, waits until they have ended.
+    node.state = State::kLeaving;
+    node.running = -1;
+    if (runs()) replace_member(id, node.join, reason, now, leave->signal);
   }
 }
 
@@ -197,7 +200,7 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
 
 /// The node is silent, or violated the protocol.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
-  if (ended_) return;  // through the loss of another node
+  if (ended_ || !nodes_.contains(id)) return;  // through the loss of another node
   const Node& node = nodes_.at(id);
   dismiss(id, Refused{"node " + describe_node(node.join, node.address) + " was dropped: " + reason});
   drop(id, reason, now);
@@ -233,9 +236,15 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
                /*dump_stacks=*/false, user_signal);
   if (ended_ || state != State::kInRound) return;
   if (phase_ == Phase::kLeading && in_place_.empty()) return abandon_round(now);
-  if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
-  keep_last_state(id, reason, now);
+  if (phase_ == Phase::kRunning || phase_ == Phase::kLeading)
+    replace_member(id, join, reason, now, user_signal);
+}
+
+/// A member of the round that runs is gone, or leaves.
+void Coordinator::replace_member(NodeId id, const Join& join, const std::string& reason, Time now,
+                                 std::optional<int> user_signal) {
+  if (ready_ > 0) keep_last_state(id, reason, now);  // else keep_needed_node()
   if (take_spare(id, join, reason)) return;
   const std::string kept = keep_needed_node(id, reason);
   if (!kept.empty()) return stop_round(kept, milliseconds(0), /*dump_stacks=*/false, user_signal);
@@ -565,7 +574,7 @@ KnownSigns Coordinator::known_signs() const {
 Coordinator::Time Coordinator::next_tick() const {
   if (ended_ || resigned_) return Time::max();
   Time next = next_beat_;
-  if (hands_over_at_ && !draining_) next = std::min(next, *hands_over_at_);
+  if (hands_over_at_ && !is_held_up()) next = std::min(next, *hands_over_at_);
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
   if (phase_ == Phase::kForming && unfit_end_) next = std::min(next, *unfit_end_);

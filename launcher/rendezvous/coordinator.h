@@ -137,7 +137,8 @@ class Coordinator {
   // kForming: waiting for nodes. kLeading: the round is closed, waiting for its leader's port. kStopping:
   // waiting for the last worker to end. kPausing: before a restart.
   enum class Phase { kForming, kLeading, kRunning, kStopping, kPausing };
-  // kReady: none of its workers is alive. kLeaving: it is being drained, its workers may live.
+  // kReady: none of its workers is alive. kLeaving: it is being drained, or its user ended it; its workers
+  // may live.
   enum class State { kReady, kInRound, kSucceeded, kLeaving };
   struct Node {
     Join join;
@@ -148,6 +149,7 @@ class Coordinator {
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int begun = -1;             ///< the last round that it has acknowledged
     int running = -1;           ///< the last one that its workers are in
+    int lost_state = -1;        ///< the last one in which none of its workers was left
     int succeeded = -1;         ///< the last one in which all its workers succeeded
     int missed_beats = 0;       ///< beats sent since its last message
     KnownSigns signs;           ///< of its workers
@@ -170,6 +172,8 @@ class Coordinator {
   void expel(NodeId id, const std::string& reason, Time now);
   void drop(NodeId id, const std::string& reason, Time now);
   void remove(Nodes::iterator gone, const std::string& reason, Time now, std::optional<int> user_signal = {});
+  void replace_member(NodeId id, const Join& join, const std::string& reason, Time now,
+                      std::optional<int> user_signal);
   void fail(const Failed& failed, Time now);
   void check_progress(Time now);
   void judge_stall();
@@ -202,11 +206,14 @@ class Coordinator {
   bool has_succeeded_meanwhile() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);
+  bool has_state(NodeId id) const;
   void keep_last_state(NodeId lost, const std::string& reason, Time now);
   std::string keep_needed_node(NodeId lost, const std::string& reason);
   NodeId undo_drain(NodeId lost);
   void give_up_vote(NodeId id);
   std::size_t staying() const;
+  /// A handover waits for nodes that leave.
+  bool is_held_up() const { return staying() < nodes_.size() && staying() >= others_needed(); }
   bool has_started() const { return running_since_ != Time(); }
   bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
   std::vector<NodeId> former_members() const;

@@ -14,8 +14,11 @@ constexpr std::size_t kShortestId = 8;  // as ddpctl ps shows it
 
 }  // namespace
 
-/// Nodes that are not being drained.
-std::size_t Coordinator::staying() const { return nodes_.size() - (draining_ ? 1 : 0); }
+/// Nodes that are not leaving.
+std::size_t Coordinator::staying() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(nodes_, [](const auto& entry) { return entry.second.state != State::kLeaving; }));
+}
 
 void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
   const auto found = nodes_called(wish.node);
@@ -67,14 +70,20 @@ std::string Coordinator::drain_problem(const std::string& wanted, const std::vec
     return "node " + describe_node(other.join, other.address) +
            " is already leaving the job; try again when it has left";
   }
+  if (node.state == State::kLeaving) return name + " is already leaving the job";
   if (!has_started()) return "the job is still waiting for its nodes; try again when its workers are running";
   const bool works = node.state != State::kReady;
   if (works && phase_ == Phase::kRunning && unfinished_ < members_.size())
     return "workers have succeeded: the job is about to end";
+  const auto others = [&](NodeId id) { return id != found.front() && has_state(id); };
+  const bool goes_on = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
+  if (works && goes_on && !in_place_.empty() && std::ranges::none_of(members_, others))
+    return "only the workers of " + name +
+           " have the training's state, since all others have just started; try again in a moment";
   if (works && !reaches_etcd_)
     return "etcd does not answer, so no round could follow; try again when it does";
-  if (nodes_.size() - 1 < static_cast<std::size_t>(settings_.min_nodes))
-    return "without " + name + " the job would have " + std::to_string(nodes_.size() - 1) + " of at least " +
+  if (staying() - 1 < static_cast<std::size_t>(settings_.min_nodes))
+    return "without " + name + " the job would have " + std::to_string(staying() - 1) + " of at least " +
            std::to_string(settings_.min_nodes) + " nodes, and there is no spare";
   return "";
 }
@@ -146,16 +155,22 @@ bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
   return true;
 }
 
+/// Whether workers of this member are not new, and so have the training's state.
+bool Coordinator::has_state(NodeId id) const {
+  const auto member = nodes_.find(id);
+  return member != nodes_.end() &&
+         member->second.running > std::max(member->second.lost_state, first_round_ - 1);
+}
+
 /// A member, or one of its workers, is lost while the spare takes over from a node that is being drained. If
-/// no other member has run until now, only that node's workers have the training's state: they stay.
+/// only that node's workers have the training's state now, they stay.
 void Coordinator::keep_last_state(NodeId lost, const std::string& reason, Time now) {
   if (!draining_ || draining_->told || !draining_->spare || draining_->spare == lost) return;
   const NodeId spare = *draining_->spare;
-  const auto has_state = [&](NodeId id) {
-    const auto member = nodes_.find(id);
-    return id != lost && id != spare && member != nodes_.end() && member->second.running >= drained_in_;
-  };
-  if (std::ranges::any_of(members_, has_state)) return;
+  const bool is_own =  // the coordinator cannot go
+      !settings_.own_id.empty() && nodes_.at(spare).join.id == settings_.own_id;
+  const auto others = [&](NodeId id) { return id != spare && has_state(id); };
+  if (is_own || std::ranges::any_of(members_, others)) return;
   keep_ranks(spare, reason);
   nodes_.at(spare).state = State::kLeaving;  // it has no place in the round
   give_up_vote(spare);

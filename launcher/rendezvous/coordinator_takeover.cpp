@@ -83,7 +83,12 @@ bool Coordinator::hand_over(const std::string& id, int signal, const std::string
   without_others_ = {exit_code_of_signal(signal), reason, false, signal};
   if (phase_ == Phase::kStopping) pause_end_ = now + pause_;
   stop_round(reason + kAnother, std::chrono::milliseconds(0), /*dump_stacks=*/false, signal);
-  if (own != by_id_.end()) remove(nodes_.find(own->second), reason, now);
+  if (own == by_id_.end()) return true;
+  const auto node = nodes_.find(own->second);
+  if (node->second.state != State::kInRound)
+    remove(node, reason, now);
+  else
+    node->second.state = State::kLeaving;  // until its workers have ended, and its connection
   return true;
 }
 
@@ -92,8 +97,9 @@ void Coordinator::finish_handover(Time now) {
   if (staying() < others_needed())
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
-  // Its workers save, and the next coordinator would wait for its vote. The node ends them, or is lost.
-  if (draining_) return;
+  // A leaving node's workers save, and the next coordinator would not wait for them, but for a drained one's
+  // vote. The node ends them, or is lost.
+  if (is_held_up()) return;
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
   const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};

@@ -217,6 +217,7 @@ void visit(auto& fields, Failed& failed) {
   visit(fields, failed.end);
   fields.text("text", failed.text, kMaxText);
   fields.flag("in_place", failed.in_place);
+  fields.optional_flag("alone", failed.alone);
 }
 
 void visit(auto& fields, Ended& ended) {
@@ -237,7 +238,7 @@ void visit(auto& fields, Ended& ended) {
 /// Succeeded and Lead: only the round.
 void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, kMaxRound); }
 
-void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 0, kMaxSignal); }
+void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
 
 void visit(auto& fields, Summary& summary) {
   fields.integer("round", summary.round, 0, kMaxRound);

@@ -116,6 +116,7 @@ struct Failed {
   std::string text;  ///< one line: "rank 3 failed with exit code 7: out of range"
   /// The other workers can continue (--recover=rank); they live until Stop, or a Start in place, arrives.
   bool in_place = false;
+  bool alone = false;  ///< then: none of them is on this node
   bool operator==(const Failed&) const = default;
 };
 
@@ -134,8 +135,7 @@ struct Ended {
   bool operator==(const Ended&) const = default;
 };
 
-/// The user ended this node's ddprun. 0: the connection to the ddprun that had started it (--hosts) was lost,
-/// and a spare can take its place.
+/// The user ended this node's ddprun.
 struct Leave {
   int signal = 0;
   bool operator==(const Leave&) const = default;

@@ -92,6 +92,7 @@ class RoundChannels {
     if (channels_.size() <= index) channels_.resize(index + 1);
     abilities(index);  // reported by the earlier worker
     channels_[index].ours.reset(ends[0]);
+    channels_[index].is_silent = true;
     return UniqueFd(ends[1]);
   }
 
@@ -101,9 +102,13 @@ class RoundChannels {
     if (index >= channels_.size()) return std::nullopt;
     Channel& channel = channels_[index];
     if (channel.ours)
-      if (const auto news = receive_abilities(channel.ours.get())) channel.said = news;
+      if (const auto news = receive_abilities(channel.ours.get()))
+        channel.said = news, channel.is_silent = false;
     return channel.said;
   }
+
+  /// Whether this worker itself has reported.
+  bool announced(std::size_t index) { return abilities(index) && !channels_[index].is_silent; }
 
   /// store_fd  for rank 0, to listen on; -1: none
   void tell(std::size_t index, const RoundNotice& notice, int store_fd) {
@@ -114,6 +119,7 @@ class RoundChannels {
   struct Channel {
     UniqueFd ours;
     std::optional<Abilities> said;
+    bool is_silent = true;  ///< the one that is there now
   };
   std::vector<Channel> channels_;
 };

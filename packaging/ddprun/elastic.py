@@ -359,20 +359,22 @@ class State:
     def _state_of(self, name: str) -> Any:
         """Of the last commit, if the round has had one: what follows may have changed buffers, rates and schedulers."""
         entry = vars(self)[name]
-        if not self._looked:
-            return entry.state_dict()
+        state = entry.state_dict()
+        if self._rounds is None or not self._looked:
+            return state
         if name in self._small:
             return self._small[name]
         if isinstance(entry, torch.nn.Module):
-            kept = dict(zip(map(id, self._originals), self._copies))
-            state = entry.state_dict(keep_vars=True)
-            for key, value in state.items():
-                state[key] = kept.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
+            optimized = {id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]}
+            if isinstance(state, dict) and any(id(parameter) in optimized for parameter in entry.parameters()):  # else perhaps an average
+                kept = dict(zip(map(id, self._originals), self._copies))
+                state.update((key, kept[id(buffer)]) for key, buffer in entry.named_buffers(remove_duplicate=False)
+                             if key in state and id(buffer) in kept)
             return state
-        state = entry.state_dict()
         for optimizer, groups in zip(self._optimizers, self._groups):
-            if optimizer is entry:
-                state["param_groups"] = [{**group, **kept} for group, kept in zip(state["param_groups"], groups)]
+            if optimizer is entry:  # a group may have been added since
+                now = state["param_groups"]
+                state["param_groups"] = [{**group, **kept} for group, kept in zip(now, groups)] + now[len(groups):]
         return state
 
     def _restore_all(self, payload: Dict[str, Any]) -> None:

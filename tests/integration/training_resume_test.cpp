@@ -81,6 +81,22 @@ TEST_CASE("the times of a resumed run are those of all its parts", "[training]")
   CHECK(parts == Approx(after["time"]["process_seconds"].get<double>()));
 }
 
+TEST_CASE("a run that was killed after its last step and before last.pt has both in the end", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", last = out / "checkpoints/last.pt";
+  const std::vector<std::string> flags = {"--epochs=1", "--val-split=0.2", "--save-top-k=1", "--no-report",
+                                          "--resume=auto"};
+  Child first(training("linear", 2, out, flags));
+  REQUIRE(first.wait(kTraining) == ExitStatus::exited(0));
+  const auto trained = weights(out);
+  for (const auto& file : {last, out / "summary.json"}) fs::remove(file);
+  Child second(training("linear", 2, out, flags));
+  REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(second.out(), ContainsSubstring("epoch=0-step="));
+  REQUIRE(fs::exists(last));
+  CHECK(weights(out) == trained);
+}
+
 TEST_CASE("a run resumed between two validations knows the last one", "[training]") {
   const TempDir dir;
   const auto whole = dir.path() / "whole", parts = dir.path() / "parts";

@@ -709,6 +709,39 @@ train()
 assert sorted(os.listdir(folder.name)) == [".state.pt.tmp.1", "state.pt"], os.listdir(folder.name)
 """)
 
+    def test_what_has_no_copy_of_the_last_commit_is_saved_as_it_is(self):
+        """An average that is updated after commit(), a module with a state_dict() of its own, a new parameter group, and all after the function."""
+        self.passes("""
+import pathlib, tempfile
+class Own(torch.nn.Linear):
+    def state_dict(self): return {"both": torch.cat([self.weight.detach().flatten(), self.bias.detach()])}
+    def load_state_dict(self, state): pass
+net, own = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)), Own(2, 1)
+optimizer = torch.optim.SGD([*net.parameters(), own.weight], 0.1)
+average = torch.optim.swa_utils.AveragedModel(net)
+state = elastic.State(memory_every=1, model=net, own=own, average=average, optimizer=optimizer)
+folder = tempfile.TemporaryDirectory()
+path = pathlib.Path(folder.name, "state.pt")
+@elastic.run(state)
+def train():
+    for step in range(3):
+        own(net(torch.randn(4, 3))).sum().backward()
+        optimizer.step()
+        state.commit()
+        average.update_parameters(net)
+        state.save(path)
+        saved = torch.load(path)["objects"]
+        assert saved["average"]["n_averaged"] == step + 1 and all(torch.equal(saved["average"][k], v) for k, v in average.state_dict().items())
+    optimizer.add_param_group({"params": [own.bias], "lr": 0.5})
+    state.save(path)
+    assert [group["lr"] for group in torch.load(path)["objects"]["optimizer"]["param_groups"]] == [0.1, 0.5]
+train()
+torch.optim.swa_utils.update_bn([torch.randn(4, 3) + 3], net)
+state.save(path)
+assert torch.equal(torch.load(path)["objects"]["model"]["1.running_mean"], net[1].running_mean)
+assert state.resume(path)
+""")
+
     def test_commit_tells_ddprun_the_step_unless_the_program_does(self):
         self.passes("""
 import ddprun

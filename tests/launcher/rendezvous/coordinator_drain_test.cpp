@@ -259,7 +259,9 @@ TEST_CASE("a drained node keeps its ranks if a rank of the only other node is lo
   Failed lost = failed(9);
   lost.round = begun ? 1 : 0;
   lost.in_place = true;
+  lost.alone = true;
   rig.say(rig.a, lost);
+  refused(rig, "b", "only the workers of node b (10.0.0.2) have the training's state");
   rig.obey();
   CHECK(rig.count<Refused>(spare) == 1);
   const auto start = rig.last<Start>(rig.b);
@@ -342,6 +344,7 @@ TEST_CASE("the success of one node does not count for all if a node is drained w
           "[drain]") {
   TwoNodes rig(with_spare(true, 2));
   const auto spare = rig.join("c"), other = rig.join("d");
+  rig.say(rig.a, rig.beat_of(rig.a));
   SECTION("a spare that has just taken a lost node's ranks") {
     rig.lose(rig.b);
     CHECK(drain(rig, "c", other).accepted);
@@ -374,6 +377,7 @@ TEST_CASE("a node is drained while a rank is being replaced", "[drain]") {
   TwoNodes rig(settings);
   const auto spare = rig.join("c");
   const auto loser = GENERATE(1U, 2U);
+  for (const auto id : rig.ids) rig.say(id, rig.beat_of(id));
   rig.say(loser,
           Failed{0, WorkerFailed{ExitStatus::killed(SIGKILL)}, "a rank was killed", /*in_place=*/true});
   CHECK(drain(rig, "b").accepted);
@@ -493,6 +497,7 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
     CHECK_FALSE(rig.resigned());
     CHECK_FALSE(rig.last<Stop>(3).hands_over);
     leave(rig, 2);
+    rig.lose(1);
     rig.pass(1s);
     CHECK(rig.resigned());
     CHECK(rig.last<Stop>(3).hands_over->left == 1);
@@ -500,6 +505,7 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
   SECTION("a handover waits no longer for it once it is silent") {
     CHECK(rig.hand_over("id of a"));
     rig.silent = {2};
+    rig.lose(1);
     rig.pass(15s);
     CHECK(rig.resigned());
     CHECK(rig.last<Stop>(3).hands_over->left == 0);

@@ -110,20 +110,6 @@ TEST_CASE("a node that has been replaced and stands by may go, a member may not"
   CHECK(rig.ended()->exit_code == 143);
 }
 
-TEST_CASE("a member that has lost the ddprun that started it is replaced", "[coordinator]") {
-  auto settings = job(2, 2);
-  settings.spares = 1;
-  settings.in_place = GENERATE(true, false);
-  TwoNodes rig(settings);
-  const auto spare = rig.join("c");
-  rig.say(rig.b, Leave{0});
-  rig.obey();
-  CHECK_FALSE(rig.ended());
-  CHECK(rig.last<Start>(spare).group_rank == 1);
-  const std::string reason = settings.in_place ? rig.last<Start>(rig.a).reason : rig.last<Stop>(rig.a).reason;
-  CHECK_THAT(reason, ContainsSubstring("node b (10.0.0.2) was lost: the connection to the ddprun that"));
-}
-
 TEST_CASE("a node that has returned to its own place may not go", "[coordinator]") {
   TwoNodes rig(job(2, 2, /*max_restarts=*/1));
   rig.lose(rig.b);

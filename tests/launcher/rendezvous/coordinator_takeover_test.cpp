@@ -392,6 +392,9 @@ TEST_CASE("nodes that leave with the coordinator's are not missed by the rest", 
   if (!before) rig.say(ids[2], Leave{SIGTERM});
   rig.say(ids[3], Leave{SIGTERM});
   rig.obey();
+  rig.pass(60s);
+  CHECK_FALSE(rig.resigned());  // their workers may still save
+  for (const std::size_t i : {0U, 2U, 3U}) rig.lose(ids[i]);
   rig.pass(200ms);
   REQUIRE(rig.resigned());
   REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{2, 0, 0, 0});
@@ -404,10 +407,11 @@ TEST_CASE("nodes that leave with the coordinator's are not missed by the rest", 
 TEST_CASE("an elastic job is handed over also to fewer nodes than it needs, and ends with its last one",
           "[takeover]") {
   CoordinatorRig few(with_successors(job(2, 3)));
-  form_with_ids(few, {"a", "b"});
+  const auto two = form_with_ids(few, {"a", "b"});
   few.pass(30s);
   few.obey();
   REQUIRE(few.hand_over("a"));
+  few.lose(two[0]);
   few.pass(200ms);
   CHECK(few.resigned());
   CHECK_FALSE(few.ended());
@@ -483,6 +487,7 @@ TEST_CASE("a coordinator whose node only stands by has no vote to lose", "[takeo
   Stop stop;
   if (hands_over) {
     REQUIRE(rig.hand_over(settings.own_id));
+    rig.lose(ids[stands_by ? 4 : 0]);
     rig.pass(200ms);
     stop = rig.last<Stop>(ids[1]);
   }

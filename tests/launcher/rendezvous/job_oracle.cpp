@@ -58,7 +58,12 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   check_end(id, cause, messages, ended);
   check_each(messages);
   // Only now: a signal may end the job for all, him who left included.
-  if (said<Leave>(cause) && nodes_.count(id) > 0) nodes_[id].standing = Standing::kGone;
+  if (said<Leave>(cause) && nodes_.count(id) > 0) {
+    if (nodes_[id].open_round)
+      nodes_[id].saves = true;
+    else
+      nodes_[id].standing = Standing::kGone;
+  }
   const auto* over = said<Ended>(cause);
   if (over && over->drained && nodes_.count(id) > 0 && nodes_[id].leaving)
     nodes_[id].standing = Standing::kGone;
@@ -66,7 +71,8 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
 
 void JobOracle::note_input(Id id, const Cause& cause) {
   if (const auto* join = said<Join>(cause); join != nullptr && nodes_.count(id) == 0)
-    nodes_.emplace(id, Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false, false, false, -1});
+    nodes_.emplace(id,
+                   Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false, false, false, -1, false});
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
   if (std::holds_alternative<ConnectionLost>(cause)) found->second.standing = Standing::kGone;
@@ -125,6 +131,7 @@ void JobOracle::check_each(const Outgoing& messages) {
             who + "a message after it was lost, refused or told the end");
     if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message))
       node.standing = Standing::kGone;
+    promise(node.stays() || !std::holds_alternative<Stop>(message), who + "leaves, and is told to stop");
     promise(!node.told || node.standing == Standing::kGone || std::holds_alternative<Beat>(message) ||
                 std::holds_alternative<DrainAnswer>(message),
             who + "a message after it was told to leave");
@@ -151,7 +158,7 @@ void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messag
   }
   if (said<Leave>(cause)) leaving.insert(sender);
   leads_in_place_ = std::any_of(members_.begin(), members_.end(), [&](Id id) {
-    return present(id) && leaving.count(id) == 0 && !nodes_.at(id).leaving && nodes_.at(id).open_round &&
+    return present(id) && leaving.count(id) == 0 && nodes_.at(id).stays() && nodes_.at(id).open_round &&
            nodes_.at(id).stopped_round < *nodes_.at(id).open_round;
   });
   if (!leads_in_place_) return;
@@ -165,6 +172,9 @@ void JobOracle::check_start(const Outgoing& messages) {
   const auto starts = all<Start>(messages);
   if (starts.empty()) return;
   const Start& first = starts.front().second;
+  for (const auto& [id, node] : nodes_)
+    promise(leads_in_place_ || !node.saves || !present(id) || succeeded_.contains(id),
+            "a round starts while workers may still save");
   const auto size = starts.size();
   promise(first.number == led_round_ && first.number > started_round_, "a round starts that nobody leads");
   promise(size >= static_cast<std::size_t>(settings_.min_nodes) &&
@@ -218,7 +228,7 @@ void JobOracle::check_in_place(const std::vector<Id>& by_rank) {
   promise(by_rank.size() == members_.size(), "a round in place of another size");
   for (std::size_t i = 0; i < by_rank.size(); ++i) {
     if (by_rank[i] == members_[i]) continue;
-    promise(settings_.in_place && (!present(members_[i]) || nodes_.at(members_[i]).leaving),
+    promise(settings_.in_place && (!present(members_[i]) || !nodes_.at(members_[i]).stays()),
             "a node that lives is replaced");
     promise(nodes_.at(by_rank[i]).join.workers == nodes_.at(members_[i]).join.workers,
             "a node is replaced by one with another number of workers");
@@ -252,7 +262,7 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
     stopped.insert(id);
   }
   for (const Id id : members_)
-    if (present(id) && !nodes_.at(id).leaving) expected.insert(id);
+    if (present(id) && nodes_.at(id).stays()) expected.insert(id);
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (stopped.count(id) == 0) expected.erase(id);
   if (said<Leave>(cause)) expected.erase(sender);
@@ -291,7 +301,7 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
     promise(end.user_signal == ended->user_signal, "the workers of one job end with different signals");
   }
   for (const auto& [id, node] : nodes_)
-    if (present(id)) expected.insert(id);
+    if (present(id) && (!node.saves || told.contains(id))) expected.insert(id);  // some have succeeded
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (told.count(id) == 0) expected.erase(id);
   if (const auto* leave = said<Leave>(cause))

@@ -46,6 +46,9 @@ class JobOracle {
     bool ran = false;                    ///< its workers
     bool leaving = false, told = false;  ///< to be drained; and knows it
     int succeeded = -1;                  ///< the last round in which it has
+    bool saves = false;                  ///< its user has ended it, and its workers may live
+
+    bool stays() const { return !leaving && !saves; }
   };
 
   void note_input(Id id, const Cause& cause);

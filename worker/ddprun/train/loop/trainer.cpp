@@ -95,8 +95,10 @@ class Trainer {
       log_.terminate();
       return Ending::kTerminated;
     }
-    // The last checkpoint may have been lost with the rank that wrote it.
-    if (recovered_ && !earlier_.trained) save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
+    // The last checkpoint may have been lost with the rank that wrote it, or the run killed before it had
+    // one.
+    if (recovered_ ? !earlier_.trained : lacks_last_at_ == at_.step)
+      save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
     agreement_.end([&] { saver_.wait(); });
     trained_ = true;
     if (memory_.has_parts()) memory_.snapshot_part_now(epoch_.losses);
@@ -136,6 +138,8 @@ class Trainer {
     evaluation_.resume(at_.metrics);
     load_sums({totals_, next_epoch_.losses}, *resumed_, run_.group);
     recovered_ = resumed_->path.empty();
+    if (!recovered_ && run_.options.checkpoint.save_last && resumed_->path.stem() != "last")
+      lacks_last_at_ = at_.step;
     if (earlier_.stop_reason) control_.request_stop(*earlier_.stop_reason);
     log_.print(recovered_
                    ? "continuing from memory after step " + std::to_string(at_.step)
@@ -477,6 +481,7 @@ class Trainer {
   Control control_;
   bool terminated_ = false, save_requested_ = false;
   bool trained_ = false;
+  std::optional<std::int64_t> lacks_last_at_;  ///< the step of a checkpoint that is continued and not last.pt
   bool recovered_ = false;  ///< a lost rank was replaced, and the run continued from memory
   Requests in_evaluation_;
   double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one
