@@ -16,6 +16,8 @@ namespace {
 
 // Within this time the nodes learn from the coordinator that one of them is lost.
 constexpr std::chrono::seconds kNewsTravel{5};
+// After a signal a host's ddprun needs no more, beyond the workers' own time; ssh itself may hang.
+constexpr std::chrono::seconds kEndOfHosts{10};
 
 /// Whether the job can do without one of its hosts.
 bool may_lose_hosts(const NodesOptions& nodes) { return nodes.elastic() || nodes.spares > 0; }
@@ -102,7 +104,7 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
     const JobEvent event = co_await events.next(until);
     throw_if_failed(event);
     if (std::holds_alternative<DeadlinePassed>(event)) {
-      if (failure || !hosts.runs_anywhere()) break;
+      if (failure || signal || !hosts.runs_anywhere()) break;
       until.reset();  // another host has started since
     }
     const auto* received = std::get_if<SignalReceived>(&event);
@@ -110,6 +112,7 @@ asio::awaitable<RunResult> wait_for_hosts(const Options& options, JobEvents& eve
     if (received->signal == SIGTSTP) stop_by_terminal();
     if (!signals.ends_job(received->signal) || signal) continue;
     signal = received->signal;
+    until = JobEvents::Clock::now() + options.shutdown_timeout + kEndOfHosts;
     log_warning(
         "received " + signal_name(*signal) +
         ": passed it on to all hosts; a second signal kills their workers, a third one ends the wait");

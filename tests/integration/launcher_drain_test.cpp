@@ -196,7 +196,7 @@ TEST_CASE("SIGTERM on one node of a job with spares drains that node, and ends t
 }
 
 TEST_CASE(
-    "SIGTERM under --recover=rank moves a node's ranks to a spare; on the coordinator's it ends the job",
+    "SIGTERM under --recover=rank moves a node's ranks to a spare, and on the coordinator's it ends the job",
     "[drain]") {
   DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank"});
   const std::vector<std::string> actions = {"recovers",       "true",  "ready", "--old", "meet",

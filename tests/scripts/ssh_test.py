@@ -434,7 +434,7 @@ class Endings(Hosts):
         out, err = job.communicate(timeout=60)
         self.assertEqual(job.returncode, 0, err)
         self.assertEqual(sorted(line for line in out.splitlines() if "done" in line), ["done 0", "done 1"])
-        self.assertIn(" is drained; all workers get SIGTERM, and restart with node ", err)
+        self.assertIn(" is drained: ending this node's workers", err)
 
     def test_nothing_is_left_when_one_of_them_is_killed(self):
         def of_name(name):

@@ -80,7 +80,10 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   if (options.profile)
     for (auto& file : profile_files(run.group.size())) names.push_back(std::move(file));
   if (resumed != nullptr && (resumed->path.empty() || continues_in(options.out, *resumed))) {
-    if (resumed->path.empty() && folder->identity() == resumed->state.identity) return folder;
+    if (resumed->path.empty() && folder->identity() == resumed->state.identity) {
+      folder->go_on();
+      return folder;
+    }
     if (const auto other = folder->in_the_way(names, /*goes_on=*/true);
         !other.empty() && !folder->identity().run.empty())
       throw IoError(other, RunFolder::kNotOurs);

@@ -256,13 +256,16 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
   }
   set_aside_ = false;
   ended_within_.clear();
-  find_states(list_is_lost);
-  if (goes_on && is_of_this_branch(folder_ / writing_)) {  // it was killed after that checkpoint was written
-    std::vector<fs::path> doomed;
-    for (const auto& name : doomed_) doomed.push_back(folder_ / name);
-    wrote(folder_ / writing_, doomed);
-  }
+  goes_on ? go_on() : find_states(list_is_lost);
   save();
+}
+
+void RunFolder::go_on() {
+  find_states(/*list_is_lost=*/false);
+  if (!is_of_this_branch(folder_ / writing_)) return;
+  std::vector<fs::path> doomed;
+  for (const auto& name : doomed_) doomed.push_back(folder_ / name);
+  wrote(folder_ / writing_, doomed);
 }
 
 /// That one, or one later than all of the run's states: somebody may have put an older list back.
@@ -460,15 +463,11 @@ void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& d
   kept_.erase(name_of(checkpoint));
   auto own = doomed;
   std::erase_if(own, [&](const auto& file) { return !is_of_this_branch(file); });
-  remove_listed(own, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);
+  remove(own, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);
 }
 
-void RunFolder::remove(const std::vector<fs::path>& files) {
+void RunFolder::remove(std::vector<fs::path> files, bool list_changed) {
   const std::lock_guard lock(mutex_);
-  remove_listed(files, /*list_changed=*/false);
-}
-
-void RunFolder::remove_listed(std::vector<fs::path> files, bool list_changed) {
   std::erase_if(files, [&](const auto& file) { return files_.erase(name_of(file)) == 0; });
   for (const auto& file : files) {
     std::error_code error;

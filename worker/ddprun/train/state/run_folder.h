@@ -74,6 +74,8 @@ class RunFolder {
   ///
   /// is_newest  whether no other state of the run is newer
   void resume(const RunIdentity& state, bool is_newest, const std::vector<std::string>& names);
+  /// Continues it in a new process of the same job: lists, and finishes, what the lost one was writing.
+  void go_on();
 
   /// Before the file is written: lists it. Of metrics, a summary or weights of an earlier branch, keeps a
   /// copy: metrics-branch=1.csv. throws  also if it exists and is not listed, or the folder was moved away
@@ -100,7 +102,7 @@ class RunFolder {
   /// or they cannot be removed: then warns, once.
   void remove_unused_shards();
   /// Removes of these files what is listed.
-  void remove(const std::vector<std::filesystem::path>& files);
+  void remove(std::vector<std::filesystem::path> files, bool list_changed = false);
   /// The run has a checkpoint: removes the listed files of those that it replaced, unless one was resumed.
   void remove_replaced();
 
@@ -119,7 +121,6 @@ class RunFolder {
   void save(bool required = false);
   std::filesystem::path set_aside(const std::vector<std::string>& names, bool overwrites);
   std::filesystem::path move_to(const std::string& run, std::set<std::filesystem::path> names);
-  void remove_listed(std::vector<std::filesystem::path> files, bool list_changed);
   void remove_all();
 
   const std::filesystem::path folder_;

@@ -476,6 +476,12 @@ TEST_CASE("what a killed run's newest state was to replace is removed when the r
     CHECK(resumed(identity, true) == std::set<std::string>{"last.pt", "epoch=1.pt"});
     CHECK(RunFolder(dir.path()).branch_of(best) == 0);
   }
+  SECTION("and was written, and another process of the job goes on") {
+    save_checkpoint(better, state_of(identity, 11));
+    RunFolder(dir.path()).go_on();
+    CHECK(files_in(checkpoints) == std::set<std::string>{"last.pt", "epoch=1.pt"});
+    CHECK(RunFolder(dir.path()).branch_of(better) == 1);
+  }
   SECTION("and was not written whole") {
     write(better, "half");
     CHECK(resumed(identity, true) == std::set<std::string>{"last.pt", "epoch=0.pt", "epoch=1.pt"});
