@@ -339,6 +339,34 @@ TEST_CASE("a lost rank does not lead back to the branch that a resume has left",
   CHECK(values_of(out, "epoch").back() == "1");
 }
 
+TEST_CASE("an --overwrite that was killed while it moved the earlier run is undone",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  auto list = nlohmann::json::parse(read_file(out / "run.json"));
+  const auto aside = out / ("replaced-" + list["run"].get<std::string>());
+  list["set_aside"] = true;
+  fs::create_directory(aside);
+  fs::remove(out / "run.json");
+  write(aside / "run.json", list.dump());
+  const int moved = GENERATE(0, 1, 2, 3);  // 3: and a new run's list is lost
+  if (moved > 0) fs::rename(out / "checkpoints", aside / "checkpoints");
+  if (moved > 0) fs::create_directory(out / "checkpoints");
+  if (moved > 1)
+    for (const auto& [name, branch] : list["files"].items())
+      if (name.find('/') == std::string::npos && fs::exists(out / name)) fs::rename(out / name, aside / name);
+  if (moved > 2) write(out / "metrics.csv", "step,epoch\n");
+  const auto second = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
+  CAPTURE(second.err);
+  CHECK(fs::exists(aside) == (moved > 2));
+  if (moved > 2) return;
+  REQUIRE(second.status == ExitStatus::exited(0));
+  CHECK_THAT(second.out + second.err, ContainsSubstring("is back in its place"));
+  CHECK(values_of(out, "train_loss_epoch").size() == 2);
+  CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] == list["run"]);
+}
+
 TEST_CASE("a restarted job goes on in its own run, though it was to overwrite another",
           "[training][run_folder]") {
   const TempDir dir;

@@ -14,6 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/train/record/run_report.h>
@@ -153,6 +154,31 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
             const std::lock_guard end(mutex);
             busy.erase(path);
           }};
+}
+
+void put_back_half_replaced(const fs::path& folder) {
+  const fs::path list = "run.json";
+  std::vector<fs::path> found;
+  for (const auto& path : folder_entries(folder))
+    if (path.filename().string().starts_with("replaced-") && is_there(path / list) &&
+        RunFolder(path).is_set_aside())
+      found.push_back(path);
+  if (found.size() != 1 || is_there(folder / list)) return;
+  const auto& aside = found[0];
+  for (const auto& entry : fs::recursive_directory_iterator(aside))
+    if (!entry.is_directory() && is_there(folder / entry.path().lexically_relative(aside)))
+      return;  // a new run has been here, whose list is lost
+  for (const auto& path : folder_entries(aside)) {
+    const auto back = folder / path.filename();
+    if (path.filename() == list) continue;  // the last: until then another attempt can follow
+    is_there(back) ? move_back(path, back) : move_file(path, back);
+  }
+  sync_folder(folder);
+  move_file(aside / list, folder / list);
+  remove_empty_folders(aside);
+  log_info("the run in " + folder.string() +
+           " is back in its place: --overwrite was interrupted while it moved " + "the run to " +
+           aside.string());
 }
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {

@@ -21,6 +21,10 @@ std::vector<FolderLock> lock_run_folder(const std::filesystem::path& folder);
 /// The same for the trainings of this process, which share its locks, for as long as the result lives.
 std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
 
+/// If a process was killed while its --overwrite moved the run of this folder aside, before the new run had a
+/// list of its own: moves the run back. The folder must be locked. throws IoError
+void put_back_half_replaced(const std::filesystem::path& folder);
+
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
 bool continues_in(const std::filesystem::path& run_folder, const Resumed& from);
 

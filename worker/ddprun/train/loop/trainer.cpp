@@ -502,7 +502,10 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   check_options(task, options);
   const auto alone = group.rank() == 0 ? only_training_in(options.out) : nullptr;
   std::vector<FolderLock> locks;  // first: until an earlier run has ended, it may write a newer checkpoint
-  if (group.rank() == 0 && std::filesystem::is_directory(options.out)) locks = lock_run_folder(options.out);
+  if (group.rank() == 0 && std::filesystem::is_directory(options.out)) {
+    locks = lock_run_folder(options.out);
+    put_back_half_replaced(options.out);
+  }
   auto resumed = options.memory != nullptr && options.memory->state
                      ? std::optional(Resumed{{}, *options.memory->state})
                      : find_resumed({task, options, group});

@@ -53,6 +53,7 @@ class RunFolder {
   std::filesystem::path replaced() const {
     return replaced_.empty() ? std::filesystem::path() : folder_ / replaced_.back();
   }
+  bool is_set_aside() const { return set_aside_; }  ///< by a run that replaces it
   /// The limits within which a run without last.pt, which would say so, has ended; empty: it goes on.
   const std::string& ended_within() const { return ended_within_; }
   void end_within(const std::string& limits);
