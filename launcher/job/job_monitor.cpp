@@ -226,7 +226,9 @@ asio::awaitable<json> JobMonitor::drain(std::string node, std::chrono::milliseco
 }
 
 bool JobMonitor::drains_instead(int signal) {
-  if (signal != SIGTERM || leaving_ || std::exchange(asked_to_leave_, true)) return false;
+  if (signal != SIGTERM || !job_.signals.ends_job(signal) || job_.events.end_signals() > 0 || leaving_ ||
+      std::exchange(asked_to_leave_, true))
+    return false;
   asio::co_spawn(job_.io, drain_this_node(), asio::detached);
   return true;
 }

@@ -141,7 +141,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* over = std::get_if<Ended>(&message)) {
     if (leaves) {
       reached_ = furthest(reached_, over->reached);
-      if (!over->drained) return;
+      if (!over->drained && !gone_.contains(id)) return;
       give_up_vote(id);
       return remove(nodes_.find(id), "it was drained", now);
     }
@@ -165,12 +165,17 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     if (!elastic() && !leaves && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     give_up_vote(id);
-    if (leaves) return;  // its workers may still save; it goes with its connection
+    if (leaves) {  // its workers may still save; it says when they have ended
+      node.running = -1;
+      if (draining_ && draining_->node == id) draining_->told = true;
+      return;
+    }
     const bool saves = node.state == State::kInRound && (runs() || phase_ == Phase::kStopping);
     if (!saves) return remove(nodes_.find(id), reason, now, leave->signal);
     // The next round, which would replace what its workers save, waits until they have ended.
     node.state = State::kLeaving;
     node.running = -1;
+    if (node.join.node_rank) ranks_.erase(*node.join.node_rank);
     if (runs()) replace_member(id, node.join, reason, now, leave->signal);
   }
 }
@@ -222,7 +227,8 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   const State state = gone->second.state;
   const NodeId id = gone->first;
   const Join join = gone->second.join;
-  if (join.node_rank) ranks_.erase(*join.node_rank);
+  if (const auto rank = ranks_.find(join.node_rank.value_or(-1)); rank != ranks_.end() && rank->second == id)
+    ranks_.erase(rank);
   by_id_.erase(join.id);
   if (draining_ && draining_->node == id) draining_.reset();
   for (auto& [next, voters] : former_voters_)
@@ -574,7 +580,7 @@ KnownSigns Coordinator::known_signs() const {
 Coordinator::Time Coordinator::next_tick() const {
   if (ended_ || resigned_) return Time::max();
   Time next = next_beat_;
-  if (hands_over_at_ && !is_held_up()) next = std::min(next, *hands_over_at_);
+  if (hands_over_at_ && (!is_held_up() || handed_left_ != left_)) next = std::min(next, *hands_over_at_);
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
   if (phase_ == Phase::kForming && unfit_end_) next = std::min(next, *unfit_end_);

@@ -264,6 +264,7 @@ class Coordinator {
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
   std::optional<Time> hands_over_at_;
+  std::optional<int> handed_left_;      ///< left_, as the last Handover said
   End without_others_;                  ///< then, if too few are left
   std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};  ///< before all workers restart

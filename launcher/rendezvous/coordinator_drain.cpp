@@ -167,6 +167,7 @@ bool Coordinator::has_state(NodeId id) const {
 void Coordinator::keep_last_state(NodeId lost, const std::string& reason, Time now) {
   if (!draining_ || draining_->told || !draining_->spare || draining_->spare == lost) return;
   const NodeId spare = *draining_->spare;
+  if (!nodes_.contains(spare)) return;
   const bool is_own =  // the coordinator cannot go
       !settings_.own_id.empty() && nodes_.at(spare).join.id == settings_.own_id;
   const auto others = [&](NodeId id) { return id != spare && has_state(id); };

@@ -97,16 +97,16 @@ void Coordinator::finish_handover(Time now) {
   if (staying() < others_needed())
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
-  // A leaving node's workers save, and the next coordinator would not wait for them, but for a drained one's
-  // vote. The node ends them, or is lost.
-  if (is_held_up()) return;
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
   const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};
   for (const NodeId id : voters_)
-    if (nodes_.contains(id))
+    if (nodes_.contains(id) && handed_left_ != left_)
       send(id, Stop{round_, without_others_.reason + kAnother, false, handover, without_others_.user_signal});
-  resigned_ = true;
+  handed_left_ = left_;
+  // A leaving node's workers save, and the next coordinator would not wait for them, but for a drained one's
+  // vote. The node ends them, or is lost.
+  resigned_ = !is_held_up();
 }
 
 }  // namespace ddprun::launcher

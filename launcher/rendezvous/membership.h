@@ -144,12 +144,13 @@ class Membership {
                false,        start.restarts_used};
     round_since_ = now;
     handed_over_ = false;
+    left_ = 0;
     coordinator_votes_ = !start.coordinator_stands_by;
   }
   /// The coordinator's own node leaves: it has no vote (any more), nor have others that have left.
   void take(const Handover& handover, Time now) {
     handed_over_ = true;
-    former_.nodes = std::max(former_.nodes - handover.left, 1);
+    former_.nodes = std::max(former_.nodes + std::exchange(left_, handover.left) - handover.left, 1);
     former_.restarts = handover.restarts;
     former_.restarts_used = handover.restarts_used;
     former_.nobody_listens = coordinator_votes_;
@@ -211,6 +212,7 @@ class Membership {
   Time round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
+  int left_ = 0;                   ///< of the last round's nodes, as the last Handover said
   bool handed_over_ = false;       ///< the coordinator, since the last round
   bool coordinator_votes_ = true;  ///< its own node takes part in that round
   Time pause_end_;                 ///< before a restart

@@ -223,7 +223,7 @@ class State:
                 left.unlink(missing_ok=True)
         try:
             with open(part, "wb") as out:
-                torch.save(self._payload(), out)
+                torch.save(self._payload(saving=True), out)
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(part, file)
@@ -348,15 +348,15 @@ class State:
             except Exception as error:  # torch.load raises a dozen kinds
                 print(f"elastic: cannot use the state in ddprun's memory: {_one_line(error)}", file=sys.stderr, flush=True)
 
-    def _payload(self) -> Dict[str, Any]:
+    def _payload(self, saving: bool = False) -> Dict[str, Any]:
         return {
             "commits": self._commits,
             "values": dict(self._kept),
             "shapes": {name: shape for name, (shape, _) in self._layout_now().items()},
-            "objects": {name: self._state_of(name) for name in self._objects},
+            "objects": {name: self._state_of(name, saving) for name in self._objects},
         }
 
-    def _state_of(self, name: str) -> Any:
+    def _state_of(self, name: str, saving: bool) -> Any:
         """Of the last commit, if the round has had one: what follows may have changed buffers, rates and schedulers."""
         entry = vars(self)[name]
         state = entry.state_dict()
@@ -365,8 +365,8 @@ class State:
         if name in self._small:
             return self._small[name]
         if isinstance(entry, torch.nn.Module):
-            optimized = {id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]}
-            if isinstance(state, dict) and any(id(parameter) in optimized for parameter in entry.parameters()):  # else perhaps an average
+            is_average = saving and isinstance(entry, torch.optim.swa_utils.AveragedModel)  # its weights, too, may be newer
+            if isinstance(state, dict) and not is_average:
                 kept = dict(zip(map(id, self._originals), self._copies))
                 state.update((key, kept[id(buffer)]) for key, buffer in entry.named_buffers(remove_duplicate=False)
                              if key in state and id(buffer) in kept)

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include <ddprun/common/worker_env.h>
 #include "tests/integration/job.h"
 
 namespace ddprun::test {
@@ -170,6 +171,7 @@ TEST_CASE("a worker of --preload leaves a core file and its stacks as one that P
         folder.write("program.py", "import time\ndef wait():\n    time.sleep(600)\nwait()\n");
     flags.insert(flags.end(), {"--hang-timeout=1", "--log-dir=logs"});
     Command command = folder.command(std::move(flags), {"program.py"});
+    command.env["ASAN_OPTIONS"] = process_env("ASAN_OPTIONS").value_or("") + ":disable_coredump=0";
     command.in_child = [in_folder = command.in_child, &cores] {
       in_folder();
       ::setrlimit(RLIMIT_CORE, &cores);

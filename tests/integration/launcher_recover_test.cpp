@@ -119,6 +119,7 @@ TEST_CASE("replacing a worker costs no descriptor", "[recover]") {
     return wait_until([&] { return descriptors() == count; }, std::chrono::seconds(5));
   };
   std::ptrdiff_t before = 0;
+  REQUIRE(child.wait_for_output("ready 0 "));  // it has announced that it recovers
   for (int round = 1; round <= 5; ++round) {
     REQUIRE(child.wait_for_output("ready 1 ", round));
     const std::string out = child.out();

@@ -65,7 +65,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
       nodes_[id].standing = Standing::kGone;
   }
   const auto* over = said<Ended>(cause);
-  if (over && over->drained && nodes_.count(id) > 0 && nodes_[id].leaving)
+  if (over && nodes_.count(id) > 0 && (nodes_[id].saves || (over->drained && nodes_[id].leaving)))
     nodes_[id].standing = Standing::kGone;
 }
 

@@ -173,6 +173,8 @@ void put_back_half_replaced(const fs::path& folder) {
     if (path.filename() == list) continue;  // the last: until then another attempt can follow
     is_there(back) ? move_back(path, back) : move_file(path, back);
   }
+  for (const auto& entry : fs::recursive_directory_iterator(aside))
+    if (!entry.is_directory() && entry.path().filename() != list) return;  // and a warning has named it
   sync_folder(folder);
   move_file(aside / list, folder / list);
   remove_empty_folders(aside);
