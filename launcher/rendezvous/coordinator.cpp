@@ -159,8 +159,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* wish = std::get_if<Drain>(&message)) {
     drain(id, *wish, now);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
-    const std::string name = "node " + describe_node(node.join, node.address);
-    const std::string reason = name + " received " + signal_name(leave->signal);
+    const std::string reason =
+        "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
     if (!elastic() && !leaves && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);

@@ -101,7 +101,7 @@ void Coordinator::finish_handover(Time now) {
   const Handover handover{left_, restart_count_, restarts_used_,
                           static_cast<int>(std::max<std::int64_t>(pause, 0))};
   for (const NodeId id : voters_)
-    if (nodes_.contains(id) && handed_left_ != left_)
+    if (handed_left_ != left_ && nodes_.contains(id))
       send(id, Stop{round_, without_others_.reason + kAnother, false, handover, without_others_.user_signal});
   handed_left_ = left_;
   // A leaving node's workers save, and the next coordinator would not wait for them, but for a drained one's
