@@ -3,7 +3,7 @@
 usage: frameworks_test.py DDPRUN Accelerate|Lightning|Transformers; DDPRUN_TEST_PYTHON names a Python with PyTorch and them
 """
 import os
-import re
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -53,20 +53,42 @@ class Lightning(InPlace, unittest.TestCase):
 
 
 class Transformers(unittest.TestCase):
-    def job(self, kills):
+    """The Trainer's own checkpoints are 20 steps apart."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.undisturbed = cls.job([])
+        assert cls.undisturbed.steps == list(range(1, 161)), cls.undisturbed.err
+
+    @classmethod
+    def job(cls, kills, *flags):
         with tempfile.TemporaryDirectory() as folder:
-            program = [SOURCE / "examples/transformers_trainer.py", folder]
-            job = Job(kills, "--recover=all", "--preload=torch,transformers.trainer", program=program)
-            self.assertEqual(0, job.code, job.err)
-            self.assertTrue(os.path.exists(f"{folder}/checkpoint-160/whole"))
-        self.assertEqual({"0", "1"}, set(weights(job.out)))
+            job = Job(kills, *flags, program=[SOURCE / "examples/transformers_trainer.py", folder])
+            assert os.path.exists(f"{folder}/checkpoint-160/whole"), job.err
         return job
 
-    def test_all_restart_from_the_newest_checkpoint(self):
-        undisturbed = self.job([])
-        self.assertEqual(list(range(1, 161)), undisturbed.steps)
-        job = self.job([(50, 1), (110, 0)])
-        self.assertEqual(weights(undisturbed.out), weights(job.out))
+    def check(self, job):
+        self.assertEqual(0, job.code, job.err)
+        self.assertEqual({"0", "1"}, set(weights(job.out)))
+        self.assertEqual(weights(self.undisturbed.out), weights(job.out))
+        self.assertEqual(set(range(1, 161)), set(job.steps) | {50, 110})  # what rank 0 was about to print when it was killed
+        self.assertLess(len(job.steps), 160 + 2 * 22)
+
+    def test_only_the_lost_rank_is_replaced_by_a_standby_process(self):
+        job = self.job([(50, 1), (110, 0)], "--standby=1")
+        self.check(job)
+        self.assertEqual(2, job.err.count("replacing only this rank"), job.err)
+        self.assertNotIn("restarting all", job.err)
+
+    def test_all_ranks_can_restart_warm(self):
+        job = self.job([(50, 1), (110, 0)], "--recover=all", "--preload=torch,transformers.trainer")
+        self.check(job)
+
+    def test_alone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run(pathlib.Path(folder), launcher=[PYTHON, SOURCE / "examples/transformers_trainer.py"])
+        self.assertEqual(0, code, err)
+        self.assertIn("after 320 steps", out)
 
 
 if __name__ == "__main__":
