@@ -239,6 +239,55 @@ train()
 """
 
 
+WORKER = pathlib.Path(DDPRUN).with_name("worker")
+
+
+@unittest.skipUnless(WORKER.exists(), f"there is no {WORKER}: built with DDPRUN_WORKER=OFF")
+class MemoryOfTheWorker(unittest.TestCase):
+    """`worker` and ddprun.elastic use the same layout of the memory that ddprun holds."""
+
+    def job(self, script):
+        job = [DDPRUN, "--nproc-per-node=1", "--recover=rank", "--max-restarts=1", "--no-python", "sh", "-c", script]
+        done = subprocess.run(job, capture_output=True, text=True, env=environment(), timeout=100)
+        self.assertEqual(0, done.returncode, done.stderr)
+        return done.stdout
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.linear = f"{WORKER} linear --memory-checkpoint-every=1 --out={self.folder.name}/run"
+
+    def test_python_reads_the_state_of_a_training_with_worker(self):
+        script = pathlib.Path(self.folder.name, "read.py")
+        script.write_text("""
+import io, time, torch
+from ddprun import elastic
+memory, until, content = elastic._Memory(), time.monotonic() + 60, None
+while content is None or not content[0]["place"]:
+    assert time.monotonic() < until
+    time.sleep(0.01)
+    slots = memory._slots(memory._fd())
+    content = memory._content(slots[0]) if slots else None
+state = torch.load(io.BytesIO(content[1]), weights_only=False)
+assert memory.newest(0) is None
+print(content[0]["run"] == state["run"]["id"], state["step"] > 0, {name: tuple(value.shape) for name, value in state["model"].items()})
+""")
+        out = self.job(f"{self.linear} --epochs=100000 > /dev/null & {PYTHON} {script}; code=$?; kill -9 $!; exit $code")
+        self.assertEqual("True True {'weight': (1, 10), 'bias': (1,)}\n", out)
+
+    def test_worker_does_not_take_the_state_of_a_script(self):
+        script = pathlib.Path(self.folder.name, "keep.py")
+        script.write_text("""
+from ddprun import elastic
+memory = elastic._Memory()
+memory.keep(7, lambda: {"commits": 7, "values": {}, "objects": {}})
+memory._writing.join()
+""")
+        first = f"{PYTHON} {script}; kill -9 $$"
+        out = self.job(f"if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then {first}; else exec {self.linear} --epochs=2; fi")
+        self.assertIn("Training completed: 2 epochs, 64 steps", out)
+
+
 class ChangedShape(unittest.TestCase):
     def test_nothing_is_taken_of_a_state_in_memory_that_has_another_shape(self):
         code, out, err = run(OTHER_SHAPE, "--nproc-per-node=2", "--recover=rank", "--max-restarts=3", "--preload=torch")

@@ -367,7 +367,8 @@ bool RunMemory::saved_later(const ddp::ProcessGroup& group, const Place& place) 
 Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
   auto own = nlohmann::json::array({head_of(*this, {})});
   for (const auto* each : files())
-    for (const auto& head : each->heads()) own.push_back(nlohmann::json::parse(head));
+    for (const auto& head : each->heads())
+      own.push_back(own[0]), own.back().update(nlohmann::json::parse(head));
   std::vector<std::vector<PartHead>> held;
   next_part = 0;
   for (const auto& text : ddp::all_gather(group, own.dump())) {
@@ -393,13 +394,11 @@ void RunMemory::share_parts(const ddp::ProcessGroup& group) {
     return;
   }
   if (saved_later(group, parts_of.place)) return;
-  const auto number_of = [](const std::string& head) {
-    return nlohmann::json::parse(head).value("number", std::int64_t{-1});
-  };
   // The older of two states is overwritten next: that must not be the only one that all have.
   for (auto* each : files())
     for (const auto& head : each->heads())
-      if (number_of(head) != parts_of.number) each->forget(head);
+      if (nlohmann::json::parse(head).value("number", std::int64_t{-1}) != parts_of.number)
+        each->forget(head);
   const auto part_of = [&](int rank) {
     for (const auto* each : files())
       if (auto record = each->read(); record && nlohmann::json::parse(record->head).value("rank", -1) == rank)
@@ -425,7 +424,8 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   if (parts) return share_parts(group);
   auto head = head_of(*this, place_of(state, progress));
   const auto kept = file && !state ? file->read() : std::nullopt;
-  if (kept) (head = nlohmann::json::parse(kept->head))["kept"] = true;
+  // Of another program's state, such as one from ddprun.elastic, the head has other keys.
+  if (kept) head.update(nlohmann::json::parse(kept->head)), head["kept"] = true;
   std::vector<nlohmann::json> all;
   std::vector<Offer> offers;
   for (const auto& text : ddp::all_gather(group, head.dump())) {
