@@ -129,7 +129,7 @@ void JobEvents::judge_doubtful() {
   judge_.async_wait([this](const boost::system::error_code& error) {
     if (error) return;
     for (const int signal : std::exchange(doubtful_, {})) {
-      if (is_dead(parent_)) continue;
+      if (is_dead(parent_) || (instead_ && instead_(signal))) continue;
       if (tell_) tell_(signal);
       push(SignalReceived{signal});
     }

@@ -33,6 +33,7 @@ constexpr std::size_t kMostStackBytes = 1 << 18;  // per rank
 constexpr std::chrono::milliseconds kStackLook{50};
 /// For the coordinator's answer, before a signal is passed on to the workers.
 constexpr std::chrono::seconds kLeavePatience{1};
+constexpr std::chrono::milliseconds kAskAgain{500};
 constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
 constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
 
@@ -193,6 +194,7 @@ json JobMonitor::output(int rank, std::uint64_t seen) const {
 }
 
 json JobMonitor::stop() {
+  if (ends_alone_) return {{"error", "this node is leaving the job; stop the job on another of its nodes"}};
   if (job_.options.ending_signals.empty())
     return {{"error", "no signal ends this job (--signals-to-handle=none)"}};
   asked_to_stop_ = true;
@@ -222,23 +224,47 @@ asio::awaitable<json> JobMonitor::drain(std::string node, std::chrono::milliseco
   if (!answer)
     co_return json{
         {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
-  co_return json{{answer->accepted ? "drains" : "refused", answer->text}};
+  json reply = {{answer->accepted ? "drains" : "refused", answer->text}};
+  if (answer->passes) reply["passes"] = true;
+  co_return reply;
 }
 
 bool JobMonitor::drains_instead(int signal) {
   if (signal != SIGTERM || !job_.signals.ends_job(signal) || job_.events.end_signals() > 0 || leaving_ ||
       std::exchange(asked_to_leave_, true))
     return false;
-  asio::co_spawn(job_.io, drain_this_node(), asio::detached);
+  asio::co_spawn(job_.io, drain_this_node(/*again=*/false), asio::detached);
   return true;
 }
 
-asio::awaitable<void> JobMonitor::drain_this_node() {
-  const json reply = co_await drain(job_.job_id, kLeavePatience);
-  if (reply.contains("drains"))
-    log_warning("received SIGTERM: " + printable(reply["drains"].get<std::string>()));
-  else
+void JobMonitor::drain_again() {
+  if (std::exchange(may_leave_, false) && !leaving_)
+    asio::co_spawn(job_.io, drain_this_node(/*again=*/true), asio::detached);
+}
+
+asio::awaitable<void> JobMonitor::drain_this_node(bool again) {
+  Timer timer(co_await asio::this_coro::executor);
+  json reply = co_await drain(job_.job_id, kLeavePatience);
+  for (bool told = false; reply.contains("passes") && !leaving_ && job_.events.end_signals() == 0;) {
+    if (!std::exchange(told, true))
+      log_warning("received SIGTERM: " + printable(reply["refused"].get<std::string>()) +
+                  " (this node does so by itself; a second SIGTERM ends the job)");
+    timer.expires_after(kAskAgain);
+    boost::system::error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    reply = co_await drain(job_.job_id, kLeavePatience);
+  }
+  may_leave_ = reply.contains("drains");
+  const std::string text = printable(reply.begin()->get<std::string>());
+  if (may_leave_) {
+    log_warning("received SIGTERM: " + text);
+  } else if (again) {
+    asked_to_leave_ = false;
+    log_warning("received SIGTERM, but this node stays in the job: " + text);
+  } else if (!leaving_ && job_.events.end_signals() == 0) {
+    log_info("the job cannot go on without this node: " + text);
     job_.events.push(SignalReceived{SIGTERM});
+  }
 }
 
 void JobMonitor::note_drain(const std::string& node, const std::string& text) {

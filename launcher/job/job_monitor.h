@@ -62,6 +62,8 @@ class JobMonitor {
   /// Of a job with spares: whether the signal, which came to this node alone, drains it. If the coordinator
   /// does not agree, it is an event as any other.
   bool drains_instead(int signal);
+  /// This node takes part in a round. If it was to be drained after a signal, it asks again.
+  void drain_again();
 
   // For a job on several nodes.
 
@@ -77,6 +79,7 @@ class JobMonitor {
   }
   void note_drain(const std::string& node, const std::string& text);  ///< of another node
   void set_leaving() { leaving_ = true; }                             ///< this node is drained
+  void set_ending_alone() { ends_alone_ = leaving_ = true; }  ///< its user ends it, and the others go on
   /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
   bool asked_to_stop() const { return asked_to_stop_; }
   /// For a message: "received SIGTERM", or that it was ddpctl stop.
@@ -87,7 +90,7 @@ class JobMonitor {
   std::optional<std::vector<OwnTime>> other_times() const;
 
  private:
-  boost::asio::awaitable<void> drain_this_node();
+  boost::asio::awaitable<void> drain_this_node(bool again);
   void add_running(nlohmann::ordered_json& view) const;
   nlohmann::ordered_json rank_view(std::size_t index) const;
 
@@ -96,7 +99,8 @@ class JobMonitor {
   std::optional<Running> running_;
   std::string node_, coordinator_;  ///< empty: only one node
   std::optional<NodesBoard> board_;
-  bool asked_to_stop_ = false, leaving_ = false, asked_to_leave_ = false;
+  bool asked_to_stop_ = false, leaving_ = false, ends_alone_ = false;
+  bool asked_to_leave_ = false, may_leave_ = false;  ///< by a signal; and the coordinator has agreed
   std::function<bool(const Drain&)> ask_to_drain_;
   int drain_requests_ = 0;
   std::map<int, std::function<void(const DrainAnswer&)>> answered_;  ///< by request, while somebody waits

@@ -292,7 +292,7 @@ class NodeSupervisor : public Supervisor {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
       log_once(stop->reason, log_warning);
-      if (stop->hands_over) membership_.take(*stop->hands_over, Clock::now());
+      membership_.take(*stop, Clock::now());
       link().send(Ended{stop->round, std::exchange(reached_, {})});
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
@@ -370,6 +370,7 @@ class NodeSupervisor : public Supervisor {
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = started_ = round.number;
     membership_.take(start, Clock::now());
+    job_.monitor->drain_again();
     succeeded_ = false;
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
@@ -502,6 +503,7 @@ class NodeSupervisor : public Supervisor {
     connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
     ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;
+    if (!ends_with_others_) job_.monitor->set_ending_alone();
   }
 
   void log_waiting(const Waiting& waiting) {

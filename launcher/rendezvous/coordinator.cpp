@@ -96,7 +96,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
            describe_node(other.join, other.address);
   }
   const bool begun = phase_ == Phase::kLeading || phase_ == Phase::kRunning;
-  const bool full = nodes_.size() >= max_nodes() + static_cast<std::size_t>(settings_.spares) ||
+  const bool full = staying() >= max_nodes() + static_cast<std::size_t>(settings_.spares) ||
                     (begun && settings_.spares == 0);
   if (!elastic() && full)
     return node + " comes too late: the job " + single_quoted(settings_.run_id) +
@@ -162,7 +162,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    if (!elastic() && !leaves && is_needed(id))
+    const bool takes_ranks = draining_ && !draining_->told && draining_->spare == id;  // another spare can
+    if (!elastic() && !leaves && !takes_ranks && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     give_up_vote(id);
     if (leaves) {  // its workers may still save; it says when they have ended
@@ -185,6 +186,16 @@ void Coordinator::give_up_vote(NodeId id) {
   left_ += static_cast<int>(std::erase(voters_, id));
   for (auto& [superseded, former] : former_voters_) std::erase(former, id);
   gone_.insert(id);
+  // Should the coordinator be lost before the next round, the others must not wait for this node.
+  if (settings_.has_successors && has_started() && !runs() && !ended_ && !hands_over_at_) tell_who_left();
+}
+
+/// Between two rounds: the last Stop again.
+void Coordinator::tell_who_left() {
+  stop_.left = left_;
+  for (const NodeId id : voters_)
+    if (const auto node = nodes_.find(id); node != nodes_.end() && node->second.state != State::kLeaving)
+      send(id, stop_);
 }
 
 /// Whether the last round had this node, or still has its place.
@@ -300,9 +311,10 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause, bool
                              std::optional<int> user_signal) {
   phase_ = Phase::kStopping;
   pause_ = pause;
+  stop_ = {round_, reason, dump_stacks, {}, user_signal, left_};
   for (const NodeId id : members_)
     if (const auto node = nodes_.find(id); node != nodes_.end() && node->second.state != State::kLeaving)
-      send(id, Stop{round_, reason, dump_stacks, {}, user_signal});
+      send(id, stop_);
   tell_drained(/*replaced=*/false);
 }
 
@@ -385,7 +397,7 @@ void Coordinator::form(Time now) {
   // Survivors of a round do not wait: more nodes may join while they run.
   milliseconds wait = round_ < 0 ? settings_.last_call : milliseconds(0);
   if (takes_over() && returned() + 1 < static_cast<std::size_t>(former_.nodes)) wait = settings_.node_timeout;
-  if (!last_call_end_) last_call_end_ = now + wait;
+  last_call_end_ = std::min(last_call_end_.value_or(Time::max()), now + wait);
   if (pauses) last_call_end_ = std::max(*last_call_end_, pause_end_);
   if (late || now >= *last_call_end_) close_round();
 }

@@ -200,7 +200,11 @@ class Coordinator {
   void finish_handover(Time now);
   void drain(NodeId asker, const Drain& wish, Time now);
   std::vector<NodeId> nodes_called(const std::string& wanted) const;
-  std::string drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
+  struct DrainProblem {
+    std::string text;     ///< why nothing happens; empty: the node can leave
+    bool passes = false;  ///< if somebody asks again
+  };
+  DrainProblem drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
   std::string begin_drain(NodeId id, Time now);
   bool all_run() const;
   bool has_succeeded_meanwhile() const;
@@ -211,9 +215,10 @@ class Coordinator {
   std::string keep_needed_node(NodeId lost, const std::string& reason);
   NodeId undo_drain(NodeId lost);
   void give_up_vote(NodeId id);
+  void tell_who_left();
   std::size_t staying() const;
-  /// A handover waits for nodes that leave.
-  bool is_held_up() const { return staying() < nodes_.size() && staying() >= others_needed(); }
+  /// A handover waits until all workers have ended.
+  bool is_held_up() const { return ready_ < nodes_.size() && staying() >= others_needed(); }
   bool has_started() const { return running_since_ != Time(); }
   bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
   std::vector<NodeId> former_members() const;
@@ -256,6 +261,7 @@ class Coordinator {
   int restarts_used_ = 0;
   int restart_count_ = 0;
   StallWatch stalls_;
+  Stop stop_;                   ///< the last one
   std::optional<End> failure_;  ///< why the round is being stopped, if all workers are to restart after it
   Reached reached_;             ///< by its workers, of those nodes that have ended them
   /// Why nodes stay out (Join::unfit), by node rank and description: one may come again.
@@ -264,7 +270,7 @@ class Coordinator {
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
   std::optional<Time> hands_over_at_;
-  std::optional<int> handed_left_;      ///< left_, as the last Handover said
+  std::optional<int> handed_left_;      ///< left_, as the last Stop said that hands over
   End without_others_;                  ///< then, if too few are left
   std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};  ///< before all workers restart

@@ -22,7 +22,7 @@ std::size_t Coordinator::staying() const {
 
 void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
   const auto found = nodes_called(wish.node);
-  std::string text = drain_problem(wish.node, found);
+  auto [text, passes] = drain_problem(wish.node, found);
   const bool accepted = text.empty();
   // First of all messages: the asker may be the node that leaves.
   const auto place = static_cast<std::ptrdiff_t>(messages_.size());
@@ -33,7 +33,7 @@ void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
     text = begin_drain(found.front(), now);
     drains_.emplace_back(nodes_.at(found.front()).join.node, text);
   }
-  messages_.emplace(messages_.begin() + place, asker, DrainAnswer{wish.request, accepted, text});
+  messages_.emplace(messages_.begin() + place, asker, DrainAnswer{wish.request, accepted, text, passes});
 }
 
 std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wanted) const {
@@ -47,45 +47,50 @@ std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wa
   return nodes_.contains(member) ? std::vector{member} : found;
 }
 
-/// Why nothing happens; empty: the node can leave.
-std::string Coordinator::drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const {
+Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
+                                                     const std::vector<NodeId>& found) const {
   if (hands_over_at_)
-    return "the coordinator's node is leaving the job; try again when another node has taken its place";
+    return {"the coordinator's node is leaving the job; try again when another node has taken its place"};
   if (found.empty())
-    return "the job has no node " + single_quoted(shortened(printable(wanted), kShortestId * 8)) + ": " +
-           first_few(describe_nodes());
+    return {"the job has no node " + single_quoted(shortened(printable(wanted), kShortestId * 8)) + ": " +
+            first_few(describe_nodes())};
   if (found.size() > 1)
-    return std::to_string(found.size()) + " nodes of the job are called " + single_quoted(printable(wanted)) +
-           ": expected a node rank, or the JOB that ddpctl ps shows for the node's ddprun";
+    return {std::to_string(found.size()) + " nodes of the job are called " +
+            single_quoted(printable(wanted)) +
+            ": expected a node rank, or the JOB that ddpctl ps shows for the node's ddprun"};
   const Node& node = nodes_.at(found.front());
   const std::string name = "node " + describe_node(node.join, node.address);
   if (!settings_.own_id.empty() && node.join.id == settings_.own_id)
-    return name + " has the coordinator and cannot be drained: " +
-           (settings_.has_successors && (elastic() || !is_needed(found.front()))
-                ? "send SIGTERM to its ddprun instead, and another node takes its place"
-                : "end the job with ddpctl stop instead, and start it again without this node");
+    return {name + " has the coordinator and cannot be drained: " +
+            (settings_.has_successors && (elastic() || !is_needed(found.front()))
+                 ? "send SIGTERM to its ddprun instead, and another node takes its place"
+                 : "end the job with ddpctl stop instead, and start it again without this node")};
+  const bool enough = staying() - 1 >= static_cast<std::size_t>(settings_.min_nodes);
   if (draining_) {
     const Node& other = nodes_.at(draining_->node);
-    if (draining_->node == found.front()) return "";
-    return "node " + describe_node(other.join, other.address) +
-           " is already leaving the job; try again when it has left";
+    if (draining_->node == found.front()) return {};
+    return {"node " + describe_node(other.join, other.address) +
+                " is already leaving the job; try again when it has left",
+            /*passes=*/enough};
   }
-  if (node.state == State::kLeaving) return name + " is already leaving the job";
-  if (!has_started()) return "the job is still waiting for its nodes; try again when its workers are running";
+  if (node.state == State::kLeaving) return {name + " is already leaving the job"};
+  if (!has_started())
+    return {"the job is still waiting for its nodes; try again when its workers are running"};
   const bool works = node.state != State::kReady;
   if (works && phase_ == Phase::kRunning && unfinished_ < members_.size())
-    return "workers have succeeded: the job is about to end";
+    return {"workers have succeeded: the job is about to end"};
   const auto others = [&](NodeId id) { return id != found.front() && has_state(id); };
   const bool goes_on = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
   if (works && goes_on && !in_place_.empty() && std::ranges::none_of(members_, others))
-    return "only the workers of " + name +
-           " have the training's state, since all others have just started; try again in a moment";
+    return {"only the workers of " + name +
+                " have the training's state, since all others have just started; try again in a moment",
+            /*passes=*/true};
   if (works && !reaches_etcd_)
-    return "etcd does not answer, so no round could follow; try again when it does";
-  if (staying() - 1 < static_cast<std::size_t>(settings_.min_nodes))
-    return "without " + name + " the job would have " + std::to_string(staying() - 1) + " of at least " +
-           std::to_string(settings_.min_nodes) + " nodes, and there is no spare";
-  return "";
+    return {"etcd does not answer, so no round could follow; try again when it does", /*passes=*/true};
+  if (!enough)
+    return {"without " + name + " the job would have " + std::to_string(staying() - 1) + " of at least " +
+            std::to_string(settings_.min_nodes) + " nodes, and there is no spare"};
+  return {};
 }
 
 /// returns  what becomes of the node's ranks, for the user

@@ -98,14 +98,11 @@ void Coordinator::finish_handover(Time now) {
     return end(without_others_.exit_code, without_others_.reason, /*dump_stacks=*/false,
                without_others_.user_signal);
   const auto pause = std::chrono::ceil<std::chrono::milliseconds>(pause_end_ - now).count();
-  const Handover handover{left_, restart_count_, restarts_used_,
-                          static_cast<int>(std::max<std::int64_t>(pause, 0))};
-  for (const NodeId id : voters_)
-    if (handed_left_ != left_ && nodes_.contains(id))
-      send(id, Stop{round_, without_others_.reason + kAnother, false, handover, without_others_.user_signal});
+  stop_.hands_over = {restart_count_, restarts_used_, static_cast<int>(std::max<std::int64_t>(pause, 0))};
+  if (handed_left_ != left_) tell_who_left();
   handed_left_ = left_;
-  // A leaving node's workers save, and the next coordinator would not wait for them, but for a drained one's
-  // vote. The node ends them, or is lost.
+  // Workers save, and the next coordinator would not wait for those of a node that leaves. Users may end more
+  // nodes meanwhile. Each node ends its workers, or is lost.
   resigned_ = !is_held_up();
 }
 

@@ -147,14 +147,15 @@ class Membership {
     left_ = 0;
     coordinator_votes_ = !start.coordinator_stands_by;
   }
-  /// The coordinator's own node leaves: it has no vote (any more), nor have others that have left.
-  void take(const Handover& handover, Time now) {
+  /// Nodes that have left have no vote any more, nor has the coordinator's own if it leaves.
+  void take(const Stop& stop, Time now) {
+    former_.nodes = std::max(former_.nodes + std::exchange(left_, stop.left) - stop.left, 1);
+    if (!stop.hands_over) return;
     handed_over_ = true;
-    former_.nodes = std::max(former_.nodes + std::exchange(left_, handover.left) - handover.left, 1);
-    former_.restarts = handover.restarts;
-    former_.restarts_used = handover.restarts_used;
+    former_.restarts = stop.hands_over->restarts;
+    former_.restarts_used = stop.hands_over->restarts_used;
     former_.nobody_listens = coordinator_votes_;
-    pause_end_ = now + std::chrono::milliseconds(handover.pause_ms);
+    pause_end_ = now + std::chrono::milliseconds(stop.hands_over->pause_ms);
   }
 
   bool in_round() const { return in_round_; }
@@ -212,7 +213,7 @@ class Membership {
   Time round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
-  int left_ = 0;                   ///< of the last round's nodes, as the last Handover said
+  int left_ = 0;                   ///< of the last round's nodes, as the last Stop said
   bool handed_over_ = false;       ///< the coordinator, since the last round
   bool coordinator_votes_ = true;  ///< its own node takes part in that round
   Time pause_end_;                 ///< before a restart

@@ -288,11 +288,11 @@ void visit(auto& fields, Stop& stop) {
   fields.text("reason", stop.reason, kMaxText);
   fields.optional_flag("dump_stacks", stop.dump_stacks);
   fields.optional_integer("user_signal", stop.user_signal, 1, kMaxSignal);
+  fields.integer("left", stop.left, 0, kMaxCount);
   bool hands_over = stop.hands_over.has_value();
   fields.optional_flag("hands_over", hands_over);
   if (!hands_over) return;
   Handover& handover = stop.hands_over ? *stop.hands_over : stop.hands_over.emplace();
-  fields.integer("left", handover.left, 0, kMaxCount);
   fields.integer("restarts", handover.restarts, 0, kMaxRound);
   fields.integer("restarts_used", handover.restarts_used, 0, kMaxCount);
   fields.integer("pause_ms", handover.pause_ms, 0, INT_MAX);
@@ -309,6 +309,7 @@ void visit(auto& fields, DrainAnswer& answer) {
   fields.integer("request", answer.request, 0, INT_MAX);
   fields.flag("accepted", answer.accepted);
   fields.text("text", answer.text, kMaxText);
+  fields.optional_flag("passes", answer.passes);
 }
 
 void visit(auto& fields, Drained& drained) {

@@ -186,7 +186,6 @@ using Start = Round;
 
 /// This coordinator's own node leaves, and another node takes its place: what that one cannot know.
 struct Handover {
-  int left = 0;                         ///< other nodes of the last started round that their users ended
   int restarts = 0, restarts_used = 0;  ///< as in FormerRound
   int pause_ms = 0;                     ///< what is left of the pause before a restart
   bool operator==(const Handover&) const = default;
@@ -199,6 +198,7 @@ struct Stop {
   bool dump_stacks = false;                 ///< before they end: workers somewhere hang, or take too long
   std::optional<Handover> hands_over = {};  ///< the connection ends
   std::optional<int> user_signal = {};      ///< that ended a node: the workers end with it, too
+  int left = 0;  ///< nodes of the last started round that their users ended, without the coordinator's own
   bool operator==(const Stop&) const = default;
 };
 
@@ -216,6 +216,7 @@ struct DrainAnswer {
   int request = 0;
   bool accepted = false;
   std::string text;
+  bool passes = false;  ///< what speaks against it: ask again in a moment
   bool operator==(const DrainAnswer&) const = default;
 };
 

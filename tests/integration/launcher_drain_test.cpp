@@ -49,6 +49,9 @@ struct DrainedJob {
     command.env["DDPRUN_CONTROL_DIR"] = (folder.path() / "ctl").string();
     return Finished(command);
   }
+  bool says(std::size_t node, const char* text) {
+    return wait_until([&] { return count_of(text, nodes.node(node).err()) > 0; });
+  }
   void touch(const char* name) const { std::ofstream(folder.path() / name).close(); }
   json result(std::size_t node) const {
     return json::parse(read_file(folder.path() / ("result" + std::to_string(node))));
@@ -196,6 +199,29 @@ TEST_CASE("SIGTERM on one node of a job with spares drains that node, and ends t
 }
 
 TEST_CASE(
+    "of two nodes that get SIGTERM, the second one waits for its turn, and two spares take their places",
+    "[drain]") {
+  DrainedJob job({"--nnodes=3", "--spares=2"});
+  job.start("1 of 3 joined");
+  job.start("2 of 3 joined");
+  job.start("begin 2 of 3");
+  for (int spare = 0; spare < 2; ++spare) job.start("standing by");
+  job.nodes.node(1).send_signal(SIGTERM);
+  REQUIRE(job.nodes.node(1).wait_for_output("saving"));
+  job.nodes.node(2).send_signal(SIGTERM);
+  REQUIRE(job.says(2, "(this node does so by itself; a second SIGTERM ends the job)"));
+  job.touch("saved");
+  for (const std::size_t node : {1U, 2U}) {
+    CHECK(job.nodes.node(node).wait() == ExitStatus::exited(0));
+    CHECK(job.result(node)["reason"] == "drained");
+  }
+  REQUIRE(job.nodes.node(3).wait_for_output("begin "));
+  REQUIRE(job.nodes.node(4).wait_for_output("begin "));
+  job.touch("go");
+  for (const auto& end : job.nodes.wait()) CHECK(end == ExitStatus::exited(0));
+}
+
+TEST_CASE(
     "SIGTERM under --recover=rank moves a node's ranks to a spare, and on the coordinator's it ends the job",
     "[drain]") {
   DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank"});
@@ -213,6 +239,26 @@ TEST_CASE(
   job.nodes.wait();
   CHECK(job.nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
   CHECK(count_of("ready ", job.nodes.node(0).out() + job.nodes.node(2).out()) == 2);
+}
+
+TEST_CASE("a node that got SIGTERM and kept its ranks asks again, and so does another signal", "[drain]") {
+  DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank"});
+  const std::vector<std::string> actions = {"recovers",       "true",  "ready", "--old", "meet",
+                                            "wait-for-round", "--all", "meet",  "pause"};
+  const std::vector<std::string> dies = {"pause"};  // it announces nothing, and so never takes over
+  job.start("1 of 2 joined", actions);
+  job.start("ready 1 ", actions);
+  job.start("standing by", dies);
+  for (const std::size_t node : {0U, 1U}) REQUIRE(job.nodes.node(node).wait_for_output(", round 0 at"));
+  job.nodes.node(1).send_signal(SIGTERM);
+  REQUIRE(job.says(1, "takes its ranks"));
+  job.nodes.node(2).send_signal(SIGKILL);
+  REQUIRE(job.says(1, "received SIGTERM, but this node stays in the job"));
+  job.start("standing by", actions);
+  job.nodes.node(1).send_signal(SIGTERM);
+  CHECK(job.nodes.node(1).wait() == ExitStatus::exited(0));
+  job.nodes.node(0).send_signal(SIGTERM);
+  job.nodes.wait();
 }
 
 TEST_CASE("a spare just leaves, and what cannot leave is refused without a change", "[drain]") {

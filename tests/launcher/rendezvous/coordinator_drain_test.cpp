@@ -247,6 +247,42 @@ TEST_CASE("a drained node stays if another is lost as the spare takes over, and 
   if (needed) refused(rig, "b", "there is no spare");  // it could be drained again
 }
 
+TEST_CASE("a spare that its user ends as it takes over is replaced, and the job goes on", "[drain]") {
+  TwoNodes rig(with_spare(true));
+  const auto spare = rig.join("c");
+  drain(rig, "b");
+  if (GENERATE(true, false)) rig.obey();
+  rig.say(spare, Leave{SIGTERM});
+  rig.obey();
+  REQUIRE_FALSE(rig.ended());
+  CHECK_THAT(rig.last<Start>(rig.b).reason,
+             ContainsSubstring("node c (10.0.0.3) received SIGTERM; node b (10.0.0.2) keeps its ranks"));
+}
+
+TEST_CASE("what speaks against a drain may pass, if there is another spare", "[drain]") {
+  const int spares = GENERATE(1, 2);
+  auto settings = job(3, 3);
+  settings.in_place = true;
+  settings.spares = spares;
+  CoordinatorRig rig(settings);
+  rig.form({"a", "b", "c"});
+  for (int i = 0; i < spares; ++i) rig.join(i == 0 ? "d" : "e");
+  CHECK(drain(rig, "b").accepted);
+  const auto answer = drain(rig, "c");
+  CHECK_FALSE(answer.accepted);
+  CHECK(answer.passes == (spares == 2));
+}
+
+TEST_CASE("a spare may join while a drained node's workers save", "[drain]") {
+  TwoNodes rig(with_spare(GENERATE(true, false)));
+  const auto spare = rig.join("c");
+  drain(rig, "b");
+  rig.obey();
+  CHECK(rig.count<Refused>(rig.join("d")) == 0);
+  CHECK(rig.count<Refused>(rig.join("e")) == 1);
+  CHECK(rig.count<Refused>(spare) == 0);
+}
+
 TEST_CASE("a drained node keeps its ranks if a rank of the only other node is lost", "[drain]") {
   auto settings = with_spare(true, 2);
   settings.restarts.max_restarts = 1;
@@ -493,6 +529,7 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
   }
   SECTION("a handover waits until its workers have ended") {
     CHECK(rig.hand_over("id of a"));
+    rig.obey();
     rig.pass(60s);
     CHECK_FALSE(rig.resigned());
     CHECK(rig.last<Stop>(3).hands_over);  // should this host be lost meanwhile
@@ -500,15 +537,16 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
     rig.lose(1);
     rig.pass(1s);
     CHECK(rig.resigned());
-    CHECK(rig.last<Stop>(3).hands_over->left == 1);
+    CHECK(rig.last<Stop>(3).left == 1);
   }
   SECTION("a handover waits no longer for it once it is silent") {
     CHECK(rig.hand_over("id of a"));
+    rig.obey();
     rig.silent = {2};
     rig.lose(1);
     rig.pass(15s);
     CHECK(rig.resigned());
-    CHECK(rig.last<Stop>(3).hands_over->left == 0);
+    CHECK(rig.last<Stop>(3).left == 0);
   }
   SECTION("a handover that all others leave meanwhile ends the job without waiting for it") {
     CHECK(rig.hand_over("id of a"));

@@ -375,7 +375,7 @@ Join returning_after(const CoordinatorRig& rig, const std::string& name, const S
   const Membership::Time begin{};
   Membership membership(rules, restarts, {{"a", 1}, {"b", 1}}, begin);
   membership.take(start, begin);
-  membership.take(stop.hands_over.value(), begin);
+  membership.take(stop, begin);
   REQUIRE(membership.look_again({"a", 1}, {}, /*hung_up=*/true, /*ended_here=*/false, begin));
   CHECK_FALSE(membership.may_have_ended());
   Join join = rig.wish(name);
@@ -397,11 +397,74 @@ TEST_CASE("nodes that leave with the coordinator's are not missed by the rest", 
   for (const std::size_t i : {0U, 2U, 3U}) rig.lose(ids[i]);
   rig.pass(200ms);
   REQUIRE(rig.resigned());
-  REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{2, 0, 0, 0});
+  REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{0, 0, 0});
+  REQUIRE(rig.last<Stop>(ids[1]).left == 2);
   CoordinatorRig next(with_successors(job(1, 4)));
   const auto b = next.join(returning_after(next, "b", rig.last<Start>(ids[1]), rig.last<Stop>(ids[1])));
   next.obey();
   CHECK(next.round_of(b) == 1);
+}
+
+TEST_CASE("a handover waits until the others' workers have ended: more nodes may leave", "[takeover]") {
+  CoordinatorRig rig(with_successors(job(1, 3)));
+  const auto ids = form_with_ids(rig, {"a", "b", "c"});
+  REQUIRE(rig.hand_over("a"));
+  rig.lose(ids[0]);
+  rig.say(ids[2], Ended{0});
+  rig.pass(5s);
+  CHECK_FALSE(rig.resigned());
+  CHECK(rig.last<Stop>(ids[2]).hands_over);  // should this host be lost meanwhile
+  if (GENERATE(true, false)) {
+    rig.say(ids[1], Leave{SIGTERM});
+    rig.pass(1s);
+    CHECK(rig.last<Stop>(ids[2]).left == 1);
+    rig.lose(ids[1]);
+  } else {
+    rig.say(ids[1], Ended{0});
+  }
+  rig.pass(1s);
+  CHECK(rig.resigned());
+}
+
+TEST_CASE("a node whose user ended it is not missed if the coordinator is lost while it saves",
+          "[takeover]") {
+  const bool two = GENERATE(false, true);
+  CoordinatorRig rig(with_successors(job(1, two ? 4 : 3)));
+  const auto ids = form_with_ids(
+      rig, two ? std::vector<std::string>{"a", "b", "c", "d"} : std::vector<std::string>{"a", "b", "d"});
+  for (std::size_t i = 1; i + 1 < ids.size(); ++i) rig.say(ids[i], Leave{SIGTERM});
+  CHECK(rig.last<Stop>(ids.back()).left == (two ? 2 : 1));
+  MeetingRules rules;
+  rules.max_nodes = 2;
+  const RestartSettings restarts;
+  Membership membership(rules, restarts, {{"a", 1}, {"d", 1}}, {});
+  membership.take(rig.last<Start>(ids.back()), {});
+  membership.take(rig.last<Stop>(ids.back()), {});
+  REQUIRE(membership.look_again({"a", 1}, {}, /*hung_up=*/true, /*ended_here=*/false, {}));
+  CoordinatorRig next(with_successors(job(1, 3)));
+  Join join = next.wish("d");
+  join.former = membership.former();
+  join.former.nobody_listens = membership.may_have_ended().has_value();
+  const auto d = next.join(join);
+  next.obey();
+  CHECK(next.round_of(d) == 1);
+}
+
+TEST_CASE("once all nodes are back, the next coordinator waits for nobody", "[takeover]") {
+  CoordinatorRig rig(with_successors(job(1, 5)));
+  const auto ids = form_with_ids(rig, {"a", "b", "c", "d", "e"});
+  REQUIRE(rig.hand_over("a"));
+  rig.lose(ids[0]);
+  rig.obey();
+  rig.pass(200ms);
+  REQUIRE(rig.resigned());
+  CoordinatorRig next(with_successors(job(1, 5)));
+  CoordinatorRig::Id last = 0;
+  for (std::size_t i = 1; i < ids.size(); ++i)
+    last = next.join(returning_after(next, std::string(1, static_cast<char>('a' + i)),
+                                     rig.last<Start>(ids[i]), rig.last<Stop>(ids[i])));
+  next.obey();
+  CHECK(next.round_of(last) == 1);
 }
 
 TEST_CASE("an elastic job is handed over also to fewer nodes than it needs, and ends with its last one",
@@ -412,6 +475,7 @@ TEST_CASE("an elastic job is handed over also to fewer nodes than it needs, and 
   few.obey();
   REQUIRE(few.hand_over("a"));
   few.lose(two[0]);
+  few.obey();
   few.pass(200ms);
   CHECK(few.resigned());
   CHECK_FALSE(few.ended());
@@ -436,7 +500,7 @@ TEST_CASE("a handover during the pause before a restart keeps the restart and it
   rig.pass(2s);
   REQUIRE(rig.hand_over("a"));
   rig.pass(200ms);
-  REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{0, 1, 1, 2800});
+  REQUIRE(rig.last<Stop>(ids[1]).hands_over == Handover{1, 1, 2800});
   CoordinatorRig next(settings);
   for (const std::size_t i : {1U, 2U})
     next.join(returning_after(next, i == 1 ? "b" : "c", rig.last<Start>(ids[i]), rig.last<Stop>(ids[i])));
@@ -497,7 +561,7 @@ TEST_CASE("a coordinator whose node only stands by has no vote to lose", "[takeo
     const auto start = rig.last<Start>(ids[i]);
     Membership membership(settings, settings.restarts, {{settings.own_id, 1}, {"b", 1}}, {});
     membership.take(start, {});
-    if (hands_over) membership.take(stop.hands_over.value(), {});
+    if (hands_over) membership.take(stop, {});
     REQUIRE(membership.look_again({settings.own_id, 1}, {}, /*hung_up=*/true, /*ended_here=*/false, {}));
     Join join = next.wish(i == 1 ? "b" : "c");
     join.former = membership.former();

@@ -72,7 +72,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
 void JobOracle::note_input(Id id, const Cause& cause) {
   if (const auto* join = said<Join>(cause); join != nullptr && nodes_.count(id) == 0)
     nodes_.emplace(id,
-                   Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false, false, false, -1, false});
+                   Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false, false, false, -1, false, 0});
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
   if (std::holds_alternative<ConnectionLost>(cause)) found->second.standing = Standing::kGone;
@@ -247,7 +247,13 @@ void JobOracle::check_order(const std::vector<Id>& by_rank) const {
 }
 
 void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messages) {
-  const auto stops = all<Stop>(messages);
+  auto stops = all<Stop>(messages);
+  // Between two rounds the last one comes again if more nodes have left.
+  std::erase_if(stops, [this](const auto& told) {
+    int& left = nodes_.at(told.first).told_left;
+    return std::exchange(left, told.second.left) < told.second.left &&
+           told.second.round == nodes_.at(told.first).stopped_round;
+  });
   if (stops.empty()) return;
   int led = led_round_;
   for (const auto& [id, message] : messages) {

@@ -47,6 +47,7 @@ class JobOracle {
     bool leaving = false, told = false;  ///< to be drained; and knows it
     int succeeded = -1;                  ///< the last round in which it has
     bool saves = false;                  ///< its user has ended it, and its workers may live
+    int told_left = 0;                   ///< in the last Stop
 
     bool stays() const { return !leaving && !saves; }
   };

@@ -255,7 +255,7 @@ void LinkSimulation::handle(Host host, const CoordinatorMessage& message) {
   } else if (const auto* start = std::get_if<Start>(&message)) {
     begin_round(host, *start);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
-    if (stop->hands_over) program.membership.take(*stop->hands_over, LoopClock::now());
+    program.membership.take(*stop, LoopClock::now());
     link.send(Ended{stop->round});
   } else if (const auto* end = std::get_if<End>(&message)) {
     check_end(*end, hosts_.connected_to(host));

@@ -79,7 +79,7 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .reason = "n2 was lost; node n3 takes its ranks"},
           Stop{1, "n2 was lost"},
           Stop{1, "rank 3 hangs", true},
-          Stop{1, "node a leaves", false, Handover{2, 3, 1, 500}},
+          Stop{1, "node a leaves", false, Handover{3, 1, 500}, {}, 2},
           End{137, "rank 0 was killed"},
           Stop{1, "node a leaves", false, {}, 2},
           End{124, "the job timed out", true},

@@ -483,9 +483,10 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     });
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     const int round = stop->round;
-    if (stop->hands_over) program.membership->take(*stop->hands_over, clock(host));
+    program.membership->take(*stop, clock(host));
     on(host, up_to(30), [this, host, connection, round] {
-      if (hosts_[host].connection != connection) return;
+      const auto& running = hosts_[host].running;
+      if (hosts_[host].connection != connection || (running && running->second > round)) return;
       hosts_[host].running.reset();
       send(connection, Ended{round});
     });
