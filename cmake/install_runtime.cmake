@@ -33,7 +33,7 @@ install(EXPORT ddprunTargets NAMESPACE ddprun:: DESTINATION ${_package})
 install(FILES cmake/FindLibTorch.cmake cmake/FindLibzip.cmake cmake/FindLibdeflate.cmake DESTINATION ${_package})
 
 include(CMakePackageConfigHelpers)
-configure_package_config_file(cmake/ddprunConfig.cmake.in ${CMAKE_BINARY_DIR}/ddprunConfig.cmake
+configure_package_config_file(cmake/ddprunConfig.cmake.in ${CMAKE_BINARY_DIR}/package/ddprunConfig.cmake
                               INSTALL_DESTINATION ${_package} PATH_VARS CMAKE_INSTALL_LIBDIR NO_CHECK_REQUIRED_COMPONENTS_MACRO)
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/ddprunConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/ddprunConfig.cmake ${CMAKE_BINARY_DIR}/ddprunConfigVersion.cmake DESTINATION ${_package})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/ddprunConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/package/ddprunConfig.cmake ${CMAKE_BINARY_DIR}/package/ddprunConfigVersion.cmake DESTINATION ${_package})

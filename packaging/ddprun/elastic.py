@@ -27,6 +27,7 @@ import functools
 import gc
 import glob
 import hashlib
+import inspect
 import io
 import itertools
 import json
@@ -43,6 +44,7 @@ import textwrap
 import threading
 import time
 import traceback
+import types
 import zlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar, Union
 
@@ -60,6 +62,7 @@ _LEAVE_WITHIN = 60.0  # seconds that a rank has to leave its round once the next
 _ABORT_AFTER = 0.3  # seconds; needed because a silent host does not close its connections
 _BUCKET = 32 << 20  # bytes per broadcast
 _LOOK_EVERY = 0.002  # seconds between two looks at which ranks have arrived
+_REMOVE_INIT = "remove your call of init_process_group, because elastic.run() makes a group in each round"
 
 
 class RoundOver(Exception):
@@ -517,8 +520,8 @@ def run(
             if state._rounds is not None:
                 raise RuntimeError("elastic: run() was called again for this State while the first call is still running")
             if dist.is_initialized():
-                raise RuntimeError("elastic: torch.distributed is initialized already: remove your call of init_process_group, "
-                                   "because elastic.run() makes one in each round")
+                raise RuntimeError(f"elastic: torch.distributed is initialized already: {_REMOVE_INIT}")
+            _destroy_in_rounds_only()
             frozen, rounds = gc.get_freeze_count() > 0, None
             if not frozen:
                 gc.collect()  # or garbage would be kept, too
@@ -526,6 +529,7 @@ def run(
             try:
                 _stand_by()
                 state._rounds = rounds = _Rounds(_backend_of(backend), timeout)
+                rounds.hint(state)
                 rounds.announce(state)
                 state._take_from_memory()
                 while True:
@@ -551,6 +555,40 @@ def run(
         return rounds_of  # type: ignore[return-value]
 
     return decorate
+
+
+_destroy: Any = dist.destroy_process_group  # PyTorch's own
+
+
+def _destroy_in_rounds_only() -> None:
+    """From now on, the program's destroy_process_group() leaves a round's group to elastic.run(), and is no error after it. The function object stays
+    the same, because programs import it by name."""
+    global _destroy
+    if _destroy is not dist.destroy_process_group:  # done before
+        return
+    function: Any = inspect.unwrap(_destroy)
+
+    def ours(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its global names are those of torch
+        from ddprun import elastic
+
+        elastic._destroy_for_program(*arguments, **keywords)
+
+    with contextlib.suppress(ValueError):  # a function with other free variables
+        original = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+        function.__code__ = ours.__code__
+        _destroy = original
+
+
+def _destroy_for_program(group: Any = None, *arguments: Any, **keywords: Any) -> None:
+    default = dist.group.WORLD
+    if (group is None or group is default) and (default is None or _Rounds.running):
+        return
+    _destroy(group, *arguments, **keywords)
+
+
+def _passed_through(error: BaseException, function: Any) -> bool:
+    code = inspect.unwrap(function).__code__
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _mark_kept() -> None:
@@ -659,6 +697,8 @@ class _Rounds:
     """This rank's rounds: docs/recovery.md, "The protocol"."""
 
     _calls = 0  # calls of decorated functions under --recover=rank
+    _hinted = False
+    running = False  # a decorated function is
 
     def __init__(self, backend: str, timeout: datetime.timedelta) -> None:
         self._backend, self._timeout = backend, timeout
@@ -695,6 +735,16 @@ class _Rounds:
         self.recovering = self._socket is not None and not why_not
         self._say(not why_not)
 
+    def hint(self, state: State) -> None:
+        """Under ddprun with restarts, but without --recover=rank: that this program could do more."""
+        told = os.environ.get
+        by_ddprun = "DDPRUN_JOB_ID" in os.environ and told("TORCHELASTIC_USE_AGENT_STORE") == "False"  # torchrun says True
+        restarts = told("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        first = self._socket is None and _Rounds._calls == 0 and not _Rounds._hinted
+        if by_ddprun and restarts and first and told("RANK") == "0" and not state._why_not():
+            _Rounds._hinted = True
+            print("elastic: if a rank is lost, all restart; with --recover=rank ddprun would replace only that rank", file=sys.stderr, flush=True)
+
     def check(self) -> None:
         if self._over:
             raise RoundOver("another rank was lost")
@@ -702,7 +752,15 @@ class _Rounds:
     def one(self, state: State, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         self._connect()
         state._agree()
-        result = function(*arguments, **keywords)
+        _Rounds.running = True
+        try:
+            result = function(*arguments, **keywords)
+        except ValueError as error:
+            if _passed_through(error, dist.init_process_group):
+                raise RuntimeError(f"elastic: torch.distributed is initialized already: {_REMOVE_INIT}") from error
+            raise
+        finally:
+            _Rounds.running = False
         dist.barrier()  # a rank that is lost before this still needs this one
         self._say(False)
         return result
@@ -741,7 +799,7 @@ class _Rounds:
                 self._waker.send(b".")
         if dist.is_initialized():
             with contextlib.suppress(Exception):
-                dist.destroy_process_group()
+                _destroy()
         self._store = None
 
     def _say(self, recovers: bool) -> None:
@@ -781,7 +839,7 @@ class _Rounds:
     def _leave(self) -> None:
         _shut_down(_connections(_groups(), self._timeout))  # or a group would wait for data from a silent host
         if dist.is_initialized():
-            for leave in (getattr(dist.distributed_c10d, "_abort_process_group", None), dist.destroy_process_group):
+            for leave in (getattr(dist.distributed_c10d, "_abort_process_group", None), _destroy):
                 with contextlib.suppress(Exception):
                     if leave is not None and dist.is_initialized():
                         leave()

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include <ddprun/common/held_port.h>
 #include "tests/integration/training_job.h"
@@ -438,6 +439,30 @@ TEST_CASE("a one-cycle run ends however often its ranks change, in the warm-up t
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   }
   CHECK(std::stod(values_of(dir.path() / "run", "lr").back()) < 1e-3);
+}
+
+TEST_CASE("a one-cycle run that is made longer says that its rate goes back up, and the header has it",
+          "[training]") {
+  const TempDir dir;
+  const auto run = [&](const std::string& name, const std::vector<std::string>& flags) {
+    Child child(training("linear", 1, dir.path() / name,
+                         with({"--lr-schedule=one-cycle", "--lr=0.1", "--no-report"}, flags)));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return child.out() + child.err();
+  };
+  const auto goes_up = ContainsSubstring("the learning rate goes back up");
+  const auto begins = ContainsSubstring("learning rate 0.004, up to 0.1,");
+  CHECK_THAT(run("run", {"--epochs=4", "--save-top-k=-1"}), begins && !goes_up);
+  const auto middle = checkpoint_of(dir.path() / "run", 1);
+  CHECK_THAT(run("again", {"--epochs=4", "--resume=" + middle}),
+             !goes_up && !ContainsSubstring("learning rate 0.004"));
+  const auto longer = run("run", {"--epochs=8", "--resume=auto"});
+  CHECK_THAT(longer, goes_up && !ContainsSubstring("learning rate 0.004"));
+  std::smatch rates;
+  REQUIRE(std::regex_search(longer, rates,
+                            std::regex("from (\\S+) to (\\S+): its schedule now covers the longer run")));
+  CHECK(std::stod(rates[1]) < 1e-4);
+  CHECK_THAT(longer, ContainsSubstring("learning rate " + rates[2].str() + ","));
 }
 
 TEST_CASE("betas are trained with, recorded and restored, and the command line's win on resume",

@@ -586,6 +586,41 @@ train()
     def test_a_group_of_the_programs_own(self):
         self.refused("dist.init_process_group('gloo')\nelastic.run(elastic.State(model=net))(lambda: None)()",
                      "torch.distributed is initialized already")
+        self.refused("elastic.run(elastic.State(model=net))(lambda: dist.init_process_group('gloo'))()",
+                     "RuntimeError: elastic: torch.distributed is initialized already: remove your call of init_process_group, because elastic.run() "
+                     "makes a group in each round\n")
+
+    def test_a_group_that_the_program_destroys_in_or_after_the_function(self):
+        program = """
+from torch.distributed import destroy_process_group
+state = elastic.State(model=net)
+@elastic.run(state)
+def train():
+    if os.environ.get("DDPRUN_ROUND") == "0" and rank == 1: os.kill(os.getpid(), 9)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group(dist.new_group())
+    if os.environ["LAST"] == "in": destroy_process_group()
+    print(f"{total.item():.0f} ranks", flush=True)
+train()
+assert not dist.is_initialized()
+dist.destroy_process_group()
+destroy_process_group()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one of the program's own
+destroy_process_group()
+assert not dist.is_initialized()
+"""
+        for last in "in", "after":
+            code, out, err = run(NET + program, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1", "--preload=torch", LAST=last)
+            self.assertEqual((0, ["2 ranks"] * 2), (code, out.splitlines()), err)
+            self.assertEqual(1, err.count("replacing only this rank"), err)
+            code, out, err = run(NET + program, launcher=[PYTHON], LAST=last)
+            self.assertEqual((0, ["1 ranks"]), (code, out.splitlines()), err)
+
+    def test_restarts_without_recovery_are_said(self):
+        for flags, lines in (["--max-restarts=2"], 1), (["--max-restarts=2", "--recover=rank"], 0), ([], 0):
+            code, _, err = run(NET + "elastic.run(elastic.State(model=net))(lambda: None)()\n" * 2, "--nproc-per-node=2", *flags)
+            self.assertEqual((0, lines), (code, err.count("with --recover=rank ddprun would replace only that rank")), err)
 
     def test_commit_outside_of_run(self):
         self.refused("elastic.State(model=net).commit()", "commit() outside of the function that elastic.run() calls")

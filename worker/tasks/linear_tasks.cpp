@@ -64,9 +64,9 @@ TaskEntry toy_task() {
       .name = "toy",
       .description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs",
       .footer =
-          "After epochs 0, SAVE_EVERY, ... (toy counts them from 0, as the tutorial does) the weights alone, "
-          "a "
-          "bare state_dict, go to checkpoint.pt in the run folder.\n"
+          "After each epoch that is saved, checkpoint.pt in the run folder gets the weights alone, a bare "
+          "state_dict. "
+          "toy's lines call these epochs 0, SAVE_EVERY, ..., as the tutorial does.\n"
           "Example: worker toy 50 10",
       .positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}},
       .set_defaults =

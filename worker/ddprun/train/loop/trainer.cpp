@@ -82,6 +82,7 @@ class Trainer {
 
  private:
   Ending train() {
+    if (resumed_) saver_.resume(*resumed_);
     if (!resumed_ || !resumed_->path.empty()) log_.announce(model_.learning_rate(), !resumed_);
     if (resumed_)
       resume();
@@ -128,7 +129,6 @@ class Trainer {
   }
 
   void resume() {
-    saver_.resume(*resumed_);
     const auto& state = resumed_->state;
     at_.step = state.step;
     at_.epoch = state.position.epoch;

@@ -335,7 +335,7 @@ EndCard RunLog::results(const RunSummary& summary) const {
   add("training", summary.train, "train");
   add("validation", summary.validation, "val");
   add("test", summary.test, "test");
-  if (std::isfinite(summary.samples_per_second))
+  if (std::isfinite(summary.samples_per_second) && summary.samples_per_second > 0)  // not evaluated alone
     card.add("speed", formatted("%.0f samples/s", summary.samples_per_second));
   card.add("memory", formatted("%.0f MiB at its peak", summary.memory.rss_mb) +
                          (run_.group.size() > 1 ? ", on the rank with the most" : ""));
