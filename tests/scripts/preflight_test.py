@@ -149,7 +149,7 @@ class OneNode(Preflight):
         self.assertIn("(--timeout) before --preflight was done", err)
 
     def test_the_checks_succeed_where_nothing_is_wrong(self):
-        for checks in ("disk", "shm", "clock", "disk, shm, clock"):
+        for checks in ("disk", "clock", "disk, clock"):
             code, out, err = self.run_job(f"--preflight={checks}", "--log-dir=logs/of/mine")
             self.assertEqual((code, out), (0, "rank 0 of 1\n"), err)
         self.assertEqual([path for path in self.folder.rglob("*preflight*")], [])
