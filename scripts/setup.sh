@@ -3,7 +3,7 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Prometheus, sshd, etcd,
+#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, MPICH, Open MPI, Prometheus, sshd, etcd,
 #                  tmux and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder, and
 #                  fetch the newest PyTorch that some of them run with, too
@@ -84,9 +84,10 @@ setup_slurm() {
   install_packages slurm-wlm munge || say "warning: could not install slurm-wlm and munge; the tests of Slurm will be skipped"
 }
 
-# Likewise. (openmpi-bin, for the tests with its mpirun, is not among them.)
+# Likewise.
 setup_mpi() {
   command -v mpiexec.mpich >/dev/null || install_packages mpich || say "warning: could not install mpich; tests of mpiexec will be skipped"
+  command -v mpirun.openmpi >/dev/null || install_packages openmpi-bin || say "warning: could not install openmpi-bin; tests of mpirun will be skipped"
 }
 
 # Likewise, for scripts/docs.sh.

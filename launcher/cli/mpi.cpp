@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string_view>
 
 #include <ddprun/common/errors.h>
@@ -71,6 +72,13 @@ std::string word_of(std::string_view text, std::size_t number = 0) {
     begin = end + 1;
   }
   return "";
+}
+
+/// How many different words there are among each step-th: hosts of a list that names some more than once.
+std::size_t different_words(std::string_view text, std::size_t step = 1) {
+  std::set<std::string> words;
+  for (std::size_t i = 0; !word_of(text, i).empty(); i += step) words.insert(word_of(text, i));
+  return words.size();
 }
 
 /// "1.0;tcp://10.0.0.1,10.1.0.1:5;tcp6://[fd00::1]:5": 10.0.0.1
@@ -210,6 +218,27 @@ void apply_task(const MpiTask& task, const settings::Values& values, const EnvLo
   nodes.local_world_size = task.node_tasks;
   nodes.group_rank = task.task / task.node_tasks;
   nodes.group_world_size = task.nodes();
+}
+
+std::string idle_hosts(const EnvLookup& environment) {
+  for (const TaskLauncher& launcher : kTaskLaunchers)
+    if (set_variable(launcher, environment) != nullptr) return "";  // it has started a single task
+  const auto value = [&](const char* name) { return environment(name).value_or(""); };
+  const auto one_of_hosts = [](std::size_t count, const std::string& batch_system, const char* variable) {
+    return "one of the " + std::to_string(count) + " hosts that " + batch_system + " has allocated (" +
+           variable + ")";
+  };
+  // The file is on the first host only.
+  const std::string file = value("PBS_NODEFILE");
+  const std::size_t of_pbs = file.empty() ? 0 : different_words(read_or_empty(file));
+  if (of_pbs > 1) return one_of_hosts(of_pbs, "PBS", "PBS_NODEFILE");
+  if (const auto number = parse_integer(value("PBS_NODENUM"), 1, kMaxNodes))
+    return "host " + std::to_string(*number) + " of those that PBS has allocated (PBS_NODENUM)";
+  if (const std::size_t of_lsf = different_words(value("LSB_MCPU_HOSTS"), 2); of_lsf > 1)
+    return one_of_hosts(of_lsf, "LSF", "LSB_MCPU_HOSTS");
+  if (const auto rank = environment("PMIX_RANK"))
+    return "task " + printable(*rank) + " (PMIX_RANK), because no variable says how many tasks there are";
+  return "";
 }
 
 }  // namespace ddprun::launcher

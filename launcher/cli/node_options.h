@@ -149,7 +149,12 @@ void apply_task(const MpiTask& task, const settings::Values& values, const EnvLo
 /// throws  UsageError if the step has not that many nodes beside the job's two
 void check_spares(const SlurmStep& step, const settings::Values& values, int spares);
 
-/// Notes if ddprun, in a batch script or shell, uses only one of several nodes that Slurm has allocated.
+/// Which of several hosts this one is, where a batch job of PBS or LSF, or PMIx, names them but no launcher
+/// has said how many tasks there are: "one of the 2 hosts that PBS has allocated (PBS_NODEFILE)"; else empty.
+std::string idle_hosts(const EnvLookup& environment);
+
+/// Notes if ddprun, in a batch script or shell, uses only one of several nodes that Slurm or another batch
+/// system has allocated.
 void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 
 /// The parts of a list between commas outside brackets.

@@ -334,6 +334,10 @@ void note_idle_nodes(const settings::Values& values, const EnvLookup& environmen
   if (const auto nodes = parse_integer(environment("SLURM_JOB_NUM_NODES").value_or(""), 2, kMaxTasks))
     options.notes.push_back("using only one of the " + std::to_string(*nodes) +
                             " nodes that Slurm has allocated: srun --ntasks-per-node=1 ddprun uses all");
+  else if (const std::string hosts = idle_hosts(environment); !hosts.empty())
+    options.notes.push_back("using only " + hosts +
+                            "; to use all, start one ddprun on each, and add --nnodes and --rdzv-endpoint "
+                            "unless mpiexec -ppn 1 starts them");
 }
 
 }  // namespace ddprun::launcher

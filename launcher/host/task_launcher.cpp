@@ -67,6 +67,8 @@ EnvLookup task_environment(const EnvLookup& environment) {
     if (origin.by_mpi_program || (origin.setter && is_batch_daemon(origin.setter->name))) {
       for (const char* name : {launcher.task, launcher.tasks, launcher.node_task, launcher.node_tasks})
         if (name != nullptr) hidden.insert(name);
+      hidden.insert("PMIX_RANK");
+      if (origin.by_mpi_program) hidden.insert({"PBS_NODEFILE", "PBS_NODENUM", "LSB_MCPU_HOSTS"});
     } else if (origin.setter) {
       if (setter.empty())
         setter = std::to_string(origin.setter->pid) + "." + std::to_string(origin.setter->start);

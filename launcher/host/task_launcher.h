@@ -44,7 +44,7 @@ inline constexpr const char* kTaskSetter = "(launcher of the tasks)";
 ///
 /// - a launcher's, if a batch system's daemon has set them, which had them from the job that submitted this
 /// one;
-/// - a launcher's, if an MPI program of its tasks has started this process, for itself;
+/// - a launcher's, and the batch job's, if an MPI program of its tasks has started this process, for itself;
 /// - SLURM_STEP_ID, if the launcher itself runs in that step, as Open MPI's daemons do.
 EnvLookup task_environment(const EnvLookup& environment);
 

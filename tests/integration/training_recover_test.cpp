@@ -418,6 +418,54 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   CHECK((weights(whole) == weights(killed)));
 }
 
+TEST_CASE("a drained node whose ranks move to a spare costs no step", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto control = [&](Command command) {
+    command.env["DDPRUN_CONTROL_DIR"] = (dir.path() / "control").string();
+    command.env["OMP_NUM_THREADS"] = "1";  // all nodes are this host, and each would use all its cores
+    return command;
+  };
+  const auto add_node = [&](NodeJob& nodes, const fs::path& out) {
+    auto command = recovering(1, out, {"--epochs=8"});
+    const auto flags =
+        nodes.flags({"--nnodes=2", "--spares=1",
+                     "--events-json=" + events_of(out.string() + std::to_string(nodes.size())).string()});
+    command.argv.insert(std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM), flags.begin(),
+                        flags.end());
+    nodes.add(control(command));
+  };
+  const auto whole = dir.path() / "whole", drained = dir.path() / "drained";
+  NodeJob undisturbed, nodes;
+  for (NodeJob* job : {&undisturbed, &nodes}) {
+    const auto& out = job == &nodes ? drained : whole;
+    add_node(*job, out);  // the first to join has rank 0
+    REQUIRE(wait_until([&] { return count_of("waiting for nodes: 1 of 2", job->node(0).err()) == 1; }));
+    add_node(*job, out);
+    if (job == &nodes) {
+      add_node(*job, out);
+      REQUIRE(wait_until([&] { return count_of("standing by", job->node(2).err()) > 0; }));
+      REQUIRE(job->node(0).wait_for_output("Loss: ", 20));
+      const Finished drain(control({{DDPCTL_PROGRAM, "drain", "1", std::to_string(job->node(0).pid())}, {}}));
+      CAPTURE(drain.out, drain.err);
+      REQUIRE(drain.status == ExitStatus::exited(0));
+      CHECK(job->node(1).wait(kTraining) == ExitStatus::exited(0));
+      CHECK(job->node(0).out().find("Train Epoch: 8") == std::string::npos);  // it has left in the middle
+    }
+    for (std::size_t node = 0; node < job->size(); ++node)
+      CHECK(job->node(node).wait(kTraining) == ExitStatus::exited(0));
+  }
+  const std::string out = nodes.node(0).out();
+  CAPTURE(out, nodes.node(0).err(), nodes.node(1).err(), nodes.node(2).err());
+  CHECK(count_of("has left the job, which goes on without it", nodes.node(1).err()) == 1);
+  CHECK(count_of("resumed from ", out) == 0);  // rank 0 has not started again
+  CHECK(losses_of(out) == losses_of(undisturbed.node(0).out()));
+  CHECK(count_of("Loss: ", out) == count_of("Loss: ", undisturbed.node(0).out()));  // none again
+  CHECK((weights(whole) == weights(drained)));
+  for (const char* metric : {"val_loss", "test_loss"})
+    CHECK(values_of(whole, metric) == values_of(drained, metric));
+}
+
 TEST_CASE("workers that start again because a node joins continue their own run", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

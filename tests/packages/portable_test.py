@@ -11,6 +11,8 @@ need("readelf", "ninja")
 run("cmake", "--preset", "portable", "-B", build, cwd=SOURCE)
 run("cmake", "--build", build, "-j", str(os.cpu_count()))
 check_program(build / "bin" / "ddprun", version)
+size = (build / "bin" / "ddprun").stat().st_size
+assert size <= 3_500_000, f"the portable ddprun has {size} bytes: more than 3.5 MB"
 check_job(build / "bin" / "ddprun", build)
 check_in_bare_root(build / "bin" / "ddprun", build)
 

@@ -391,6 +391,22 @@ class Jobs(unittest.TestCase):
         self.go()
         self.check_ended(second)
 
+    def test_etcd_is_stopped_and_continues(self):
+        """Its connections stay open meanwhile, and it answers late what it was asked."""
+        first, second = self.two_nodes()
+        self.etcd.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: "the job goes on, but until etcd answers, no round begins" in first.err())
+        time.sleep(2 * NODE_TIMEOUT)  # two of the coordinator's leases
+        self.etcd.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: "answers again" in first.err())
+        third = self.start()  # finds the coordinator, wherever it is now, and waits
+        time.sleep(NODE_TIMEOUT)
+        self.assertEqual([node.begun(2) for node in (first, second)], [first.begun(2)[:1]] * 2)
+        first.process.kill()  # now another node can take over again
+        wait_for(lambda: len(second.begun(2)) == 2 and third.begun(2))
+        self.go()
+        self.check_ended(second, third)
+
     def test_etcd_loses_everything(self):
         first, second = self.two_nodes()
         self.etcd.kill()

@@ -2,7 +2,7 @@
 
 The nodes of a job are all on this machine, where they meet at a port of 127.0.0.1.
 
-usage: preflight_test.py DDPRUN
+usage: preflight_test.py DDPRUN FOLDER_OF_FAKE_NVML
 """
 import os
 import pathlib
@@ -17,6 +17,7 @@ import unittest
 from waiting import wait_for
 
 DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
+NVML = {"LD_LIBRARY_PATH": str(pathlib.Path(sys.argv[2]).resolve())}
 SLEEP = f"sleep 1{os.getpid()}"  # no other process has these words
 WORKER = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
 # A node that stays out has to find the coordinator before the job is over.
@@ -48,6 +49,15 @@ class Preflight(unittest.TestCase):
                                stderr=subprocess.PIPE, text=True, cwd=self.folder)
         self.jobs.append(job)
         return job
+
+    def run_mounted(self, mounts, *words, **env):
+        """Runs ddprun where these shell commands have changed what is mounted, for it alone."""
+        probe = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
+        if os.geteuid() != 0 or subprocess.run(probe, capture_output=True).returncode != 0:
+            self.skipTest("this machine lets nobody mount a disk")
+        job = subprocess.run(["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", DDPRUN, *words, *WORKER], cwd=self.folder,
+                             env={**os.environ, **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+        return job.returncode, job.stdout, job.stderr
 
     def run_job(self, *words, **how):
         return self.end_of(self.start(*words, **how))
@@ -148,6 +158,43 @@ class OneNode(Preflight):
         code, _, err = self.run_job("--preflight=disk", "--log-dir=/proc/logs")
         self.assertEqual(code, 125, err)
         self.assertRegex(err, r"--preflight failed: disk: .* in /proc")
+
+    def test_a_small_disk_fails_the_check_of_the_disk(self):
+        (self.folder / "logs").mkdir()
+        for size, free in (("300m", 300), ("100m", 100), ("1m", 0)):
+            fill = "" if free else "; head -c 2m /dev/zero >logs/full 2>/dev/null || :"
+            code, _, err = self.run_mounted(f"mount -t tmpfs -o size={size} none logs{fill}", "--preflight=disk", "--log-dir=logs")
+            self.assertEqual(code, 0 if free == 300 else 125, err)
+            if code:
+                self.assertIn(f"--preflight failed: disk: only {free} MiB are free in {self.folder}/logs: expected at least 256\n", err)
+
+    def test_a_small_shm_fails_the_check_of_it(self):
+        mount = "mount -t tmpfs -o size={} none /dev/shm"
+        self.assertEqual(self.run_mounted(mount.format("300m"), "--preflight=shm")[:2], (0, "rank 0 of 1\n"))
+        code, _, err = self.run_mounted(mount.format("64m"), "--preflight=shm")
+        self.assertEqual(code, 125, err)
+        self.assertIn("--preflight failed: shm: only 64 MiB are free in /dev/shm: expected at least 256\n", err)
+        code, _, err = self.run_mounted(f"{mount.format('300m')}; mount -o remount,ro /dev/shm", "--preflight=shm")
+        self.assertEqual(code, 125, err)
+        self.assertIn("--preflight failed: shm: cannot create a file in /dev/shm: Read-only file system\n", err)
+
+    def test_a_gpu_with_errors_fails_the_check_of_the_gpus(self):
+        healthy, broken = "uuid=GPU-a bus=3b", "uuid=GPU-b bus=86 ecc=2"
+        self.assertEqual(self.run_job("--preflight=gpus", FAKE_NVML=healthy, **NVML)[:2], (0, "rank 0 of 1\n"))
+        code, _, err = self.run_job("--preflight=gpus", "--nproc-per-node=2", FAKE_NVML=f"{healthy};{broken}", **NVML)
+        self.assertEqual(code, 125, err)
+        self.assertIn("--preflight failed: gpus: GPU 1 (0000:86:00.0): uncorrected ECC errors since the driver was loaded: 2\n", err)
+        # One that the job does not use is none of its business.
+        code, _, err = self.run_job("--preflight=gpus", FAKE_NVML=f"{healthy};{broken}", CUDA_VISIBLE_DEVICES="0", **NVML)
+        self.assertEqual(code, 0, err)
+
+    def test_an_error_in_the_kernels_log_fails_the_check_of_the_gpus(self):
+        for xid, expected in ((79, 125), (13, 0)):  # 13 is a program's mistake
+            (self.folder / "kmsg").write_text(f"4,1,1,-;NVRM: Xid (PCI:0000:3b:00): {xid}, pid=7, GPU has fallen off the bus.\n")
+            code, _, err = self.run_mounted("mount --bind kmsg /dev/kmsg", "--preflight=gpus", FAKE_NVML="uuid=GPU-a bus=3b", **NVML)
+            self.assertEqual(code, expected, err)
+            if code:
+                self.assertIn("--preflight failed: gpus: GPU 0000:3b:00: the kernel's log has Xid 79\n", err)
 
     def test_too_few_gpus_fail_the_check_of_the_gpus(self):
         code, _, err = self.run_job("--preflight=gpus", "--nproc-per-node=999")
@@ -282,4 +329,4 @@ class Exclude(Preflight):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -169,27 +169,70 @@ TEST_CASE("tasks that are dealt out to the nodes in turn, or not evenly, are ref
 }
 
 TEST_CASE("a launcher's variable that is missing or makes no sense is named", "[mpi]") {
-  const std::string name =
-      GENERATE(values<std::string>({"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
-                                    "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}));
-  MpiVariables variables = kOpenMpi;
-  variables.erase(name);
-  CHECK_THROWS_WITH(
-      parse_task({}, variables),
-      ContainsSubstring(name + ": expected a number from ") &&
-          ContainsSubstring(" under mpirun (Open MPI), got no such variable; OMPI_COMM_WORLD_") &&
-          ContainsSubstring(" is set, but not " + name +
-                            ", which mpirun (Open MPI) also sets; "
-                            "for a job on this node alone: --standalone"));
-  variables[name] = "x";
-  CHECK_THROWS_WITH(parse_task({}, variables),
-                    ContainsSubstring(name + ": expected a number from ") && ContainsSubstring("got 'x'"));
+  using Names = std::vector<std::string>;
+  const auto [whole, launcher, names] = GENERATE(table<MpiVariables, std::string, Names>({
+      {kOpenMpi,
+       "mpirun (Open MPI)",
+       {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK"}},
+      {kHydra, "mpiexec (MPICH, Intel MPI)", {"PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"}},
+      {kPals, "mpiexec (PALS)", {"PMI_SIZE", "PALS_RANKID", "PALS_LOCAL_SIZE", "PALS_LOCAL_RANKID"}},
+      {kFlux, "flux run", {"FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_JOB_NNODES", "FLUX_TASK_LOCAL_ID"}},
+      {kJsrun,
+       "jsrun",
+       {"JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_RANK"}},
+  }));
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    MpiVariables variables = whole;
+    variables.erase(name);
+    CHECK_THROWS_WITH(parse_task({"--master-addr=n1"}, variables),
+                      ContainsSubstring(name + ": expected a number from ") &&
+                          ContainsSubstring(" under " + launcher + ", got no such variable; ") &&
+                          ContainsSubstring(" is set, but not " + name + ", which " + launcher +
+                                            " also sets; for a job on this node alone: --standalone"));
+    variables[name] = "x";
+    CHECK_THROWS_WITH(parse_task({"--master-addr=n1"}, variables),
+                      ContainsSubstring(name + ": expected a number from ") && ContainsSubstring("got 'x'"));
+  }
 }
 
 TEST_CASE("one task is a job on one node", "[mpi]") {
   const NodesOptions nodes = parse_task({"--nproc-per-node=2"}, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}}).nodes;
   CHECK_FALSE(nodes.several());
   CHECK(parse_task({"--nproc-per-node=2"}, {{"PMI_SIZE", "1"}}).notes.empty());
+}
+
+TEST_CASE(
+    "a ddprun that a batch job of PBS or LSF, or PMIx, starts without a launcher says what it leaves out",
+    "[mpi]") {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "two", "n8\nn8\nn9\n");
+  write_file_atomic(folder.path() / "one", "n8\nn8\n");
+  const auto file = [&](const char* name) { return (folder.path() / name).string(); };
+  const auto notes = [](const MpiVariables& variables, std::vector<std::string> flags = {}) {
+    return parse_task(std::move(flags), variables).notes;
+  };
+  const auto [variables, text] = GENERATE_COPY(table<MpiVariables, std::string>({
+      {{{"PBS_NODEFILE", file("two")}, {"PBS_NODENUM", "0"}},
+       "one of the 2 hosts that PBS has allocated (PBS_NODEFILE)"},
+      {{{"PBS_NODEFILE", file("not here")}, {"PBS_NODENUM", "1"}},
+       "host 1 of those that PBS has allocated (PBS_NODENUM)"},
+      {{{"LSB_JOBID", "7"}, {"LSB_MCPU_HOSTS", "n1 4 n2 4 n3 1"}},
+       "one of the 3 hosts that LSF has allocated (LSB_MCPU_HOSTS)"},
+      {{{"PMIX_NAMESPACE", "prterun-n1-7@1"}, {"PMIX_RANK", "1"}},
+       "task 1 (PMIX_RANK), because no variable says how many tasks there are"},
+  }));
+  CHECK(
+      notes(variables) ==
+      std::vector<std::string>{"using only " + text +
+                               "; to use all, start one ddprun on each, and add --nnodes and --rdzv-endpoint "
+                               "unless mpiexec -ppn 1 starts them"});
+  CHECK(notes(variables, {"--standalone"}).empty());
+  CHECK(notes(variables, {"--nnodes=1"}).empty());
+  CHECK(notes(with(variables, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}})).empty());  // mpiexec -n 1
+  CHECK(notes(with(variables, {{"DDPRUN_JOB_ID", "outer"}})).empty());
+  CHECK(notes({{"PBS_NODEFILE", file("one")}, {"PBS_NODENUM", "0"}, {"LSB_MCPU_HOSTS", "n1 4"}}).empty());
 }
 
 TEST_CASE("flags that say what nodes there are set a launcher's variables aside, as does a worker", "[mpi]") {
