@@ -171,7 +171,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       if (draining_ && draining_->node == id) draining_->told = true;
       return;
     }
-    const bool saves = node.state == State::kInRound && (runs() || phase_ == Phase::kStopping);
+    const bool saves = node.state == State::kInRound && node.started >= first_round_ &&
+                       (runs() || phase_ == Phase::kStopping);
     if (!saves) return remove(nodes_.find(id), reason, now, leave->signal);
     // The next round, which would replace what its workers save, waits until they have ended.
     node.state = State::kLeaving;

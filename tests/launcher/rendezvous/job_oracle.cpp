@@ -61,7 +61,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   if (said<Leave>(cause) && nodes_.count(id) > 0) {
     if (nodes_[id].open_round)
       nodes_[id].saves = true;
-    else
+    else if (!nodes_[id].leaving)
       nodes_[id].standing = Standing::kGone;
   }
   const auto* over = said<Ended>(cause);
@@ -127,10 +127,17 @@ void JobOracle::check_each(const Outgoing& messages) {
     const std::string who = "node " + std::to_string(id) + ": ";
     promise(nodes_.count(id) > 0, who + "a message before it has joined");
     Node& node = nodes_.at(id);
-    promise(node.standing == Standing::kPresent,
-            who + "a message after it was lost, refused or told the end");
+    promise(node.standing == Standing::kPresent, who + "message " + std::to_string(message.index()) +
+                                                     " after it was lost, refused or told the end");
     if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message))
       node.standing = Standing::kGone;
+    if (std::holds_alternative<Stop>(message) && node.leaving && !node.told && !node.saves) {
+      // Another one is lost, and the job needs this one, too.
+      const auto others = std::ranges::count_if(
+          nodes_, [this](const auto& each) { return present(each.first) && each.second.stays(); });
+      promise(others < settings_.min_nodes, who + "is not drained after all");
+      node.leaving = false;
+    }
     promise(node.stays() || !std::holds_alternative<Stop>(message), who + "leaves, and is told to stop");
     promise(!node.told || node.standing == Standing::kGone || std::holds_alternative<Beat>(message) ||
                 std::holds_alternative<DrainAnswer>(message),
