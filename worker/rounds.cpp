@@ -18,6 +18,7 @@
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/estimate.h>
 #include <ddprun/train/loop/evaluate_only.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/model_summary.h>
@@ -167,6 +168,19 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
   config.train.checkpoint.resume = "auto";
 }
 
+/// Where an --overwrite was killed while it moved a run, that is in its place again before anything looks for
+/// it there.
+void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
+  if (group.rank() != 0) return;
+  train::put_back_half_replaced(config.train.out);
+  const std::filesystem::path resume = config.train.checkpoint.resume;
+  std::error_code error;
+  if (std::filesystem::is_directory(resume, error))
+    train::put_back_half_replaced(resume);
+  else if (!resume.empty() && resume != "auto" && !std::filesystem::exists(resume, error))
+    train::put_back_half_replaced(absolute(resume).parent_path().parent_path());  // RUN/checkpoints/last.pt
+}
+
 /// --resume RUN continues the run in its folder or, with another --out, as a new run from its newest
 /// checkpoint. Rank 0 decides: others may not see the folder.
 void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
@@ -214,6 +228,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.task.load_in_background(config);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    put_back_runs(config, group);
     settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
     apply_checkpoint_settings(config, rounds, group, memory);

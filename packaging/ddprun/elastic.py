@@ -210,8 +210,8 @@ class State:
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """On rank 0, writes the state of the last commit, for torch.load(). An existing file is replaced once the new one is complete.
 
-        Raises RuntimeError between an optimizer's step and the commit(), because the weights are then not those of the last commit; and with
-        replicate=True, because rank 0 has only its shard.
+        Raises RuntimeError between an optimizer's step and the end of the commit(), because the weights are then not those of the last commit; and
+        with replicate=True, because rank 0 has only its shard.
         """
         if self._shards is not None:
             raise RuntimeError("elastic: save() does not write shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
@@ -243,10 +243,14 @@ class State:
         """Takes the state from a file that save() has written, and returns whether there is one. Call it on every rank, before the function that
         elastic.run() decorates.
 
-        Raises ValueError, which names the file, if the file cannot be read or has a different state.
+        Raises ValueError, which names the file, if the file cannot be looked up or read, or has a different state.
         """
-        if not os.path.exists(path):
+        try:
+            os.stat(path)
+        except FileNotFoundError:
             return False
+        except OSError as error:  # it may be there: save() would replace it by a new training's state
+            raise ValueError(f"{os.fspath(path)}: {error.strerror}") from None
         try:
             payload = torch.load(path, map_location="cpu", weights_only=True)
             self._restore_all(payload)
@@ -309,7 +313,7 @@ class State:
         return [buffer for held, name in self._slots if (buffer := held.get(name)) is not None]
 
     def _keep(self, look: bool = True) -> None:
-        self._steps_since = 0
+        self._steps_since += 1  # a signal handler that calls save() meanwhile would get parts of two steps
         if look:
             self._look()
         self._kept = {name: _copied(vars(self)[name]) for name in self._values}
@@ -321,6 +325,7 @@ class State:
                 self._copies, self._originals = [buffer.clone() for buffer in buffers], buffers
             elif buffers:
                 torch._foreach_copy_(self._copies, buffers)
+        self._steps_since = 0
 
     def _go_back(self) -> None:
         """Returns to the last commit from somewhere in the step after it."""

@@ -61,6 +61,18 @@ void damage(const fs::path& file) {
   std::ofstream(file, std::ios::binary) << bytes;
 }
 
+/// As an --overwrite that was killed before it moved anything but the list. returns  the new folder
+fs::path half_replace(const fs::path& out, const std::vector<std::string>& replaced = {}) {
+  auto list = nlohmann::json::parse(read_file(out / "run.json"));
+  const auto aside = out / ("replaced-" + list["run"].get<std::string>());
+  list["set_aside"] = true;
+  if (!replaced.empty()) list["replaced"] = replaced;
+  fs::remove(out / "run.json");
+  write(aside / "run.json", list.dump());
+  fs::rename(out / "checkpoints", aside / "checkpoints");
+  return aside;
+}
+
 /// In a tensor's data, which only a whole reading finds.
 void damage_tensor(const fs::path& file) {
   auto bytes = read_file(file);
@@ -365,6 +377,78 @@ TEST_CASE("an --overwrite that was killed while it moved the earlier run is undo
   CHECK_THAT(second.out + second.err, ContainsSubstring("is back in its place"));
   CHECK(values_of(out, "train_loss_epoch").size() == 2);
   CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] == list["run"]);
+}
+
+TEST_CASE("a run that a killed --overwrite was moving is resumed with its own settings",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", new_folder = dir.path() / "new";
+  require_success(linear(out, {"--epochs=1", "--lr=0.0625", "--seed=3"}));
+  half_replace(out);
+  const std::string from = GENERATE("auto", "", "checkpoints/last.pt");
+  const auto into = from == "auto" || (from.empty() && GENERATE(true, false)) ? out : new_folder;
+  require_success(
+      linear(into, {"--epochs=2", "--resume=" + (from == "auto" ? from : (out / from).string())}));
+  CHECK_THAT(read_file(into / "config.toml"), ContainsSubstring("lr = 0.0625\n"));
+  CHECK(values_of(into, "step").back() == "16");
+}
+
+TEST_CASE("of several runs that were set aside, the one whose --overwrite was killed moves back",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto earlier = half_replace(out);
+  fs::rename(out / "metrics.csv", dir.path() / "rest");
+  for (const auto& path : {"summary.json", "config.toml", "environment.json", "metrics.jsonl"})
+    fs::remove(out / path);
+  fs::create_directories(dir.path() / "aside");
+  fs::rename(earlier, dir.path() / "aside" / earlier.filename());
+  require_success(linear(out, {"--epochs=1", "--overwrite"}));
+  const auto run = nlohmann::json::parse(read_file(out / "run.json"))["run"];
+  fs::rename(dir.path() / "aside" / earlier.filename(), earlier);
+  SECTION("which lists the other one") {
+    half_replace(out, {earlier.filename().string()});
+    require_success(linear(out, {"--epochs=2", "--resume=auto"}));
+    CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] == run);
+    CHECK_FALSE(fs::exists(earlier));  // it has the next checkpoint
+  }
+  SECTION("and if that is not known, all are named") {
+    const auto aside = half_replace(out);
+    const auto refused = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
+    CHECK(refused.status == ExitStatus::exited(2));
+    CHECK_THAT(refused.err, ContainsSubstring("; earlier runs, which --overwrite set aside, are in ") &&
+                                ContainsSubstring(earlier.filename().string()) &&
+                                ContainsSubstring(aside.filename().string()));
+  }
+}
+
+TEST_CASE("a folder replaced-... that is not a run's keeps no training from its run",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  if (GENERATE(true, false)) half_replace(out);
+  write(out / "replaced-mine/run.json", GENERATE("[]", ""));
+  require_success(linear(out, {"--epochs=2", "--resume=auto"}));
+  CHECK(values_of(out, "step").back() == "16");
+}
+
+TEST_CASE("a run's checkpoints are back on the disk before its list is", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  half_replace(out);
+  fs::create_directory(out / "checkpoints");
+  auto again = linear(out, {"--epochs=2", "--resume=auto"});
+  const std::vector<std::string> strace = {
+      "strace", "-f", "-qq", "-y", "-o", dir.path() / "log", "-e", "trace=fsync,rename,renameat,renameat2"};
+  again.argv.insert(again.argv.begin(), strace.begin(), strace.end());
+  require_success(again);
+  const auto log = read_file(dir.path() / "log");
+  const auto synced = log.find("run/checkpoints>)"), listed = log.find("/run.json\"");
+  CAPTURE(log);
+  CHECK((synced != std::string::npos && listed != std::string::npos && synced < listed));
 }
 
 TEST_CASE("a restarted job goes on in its own run, though it was to overwrite another",

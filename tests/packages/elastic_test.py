@@ -758,6 +758,57 @@ for other in torch.nn.Linear(4, 1), torch.nn.Linear(3, 1, bias=False):
 assert os.listdir(folder.name) == ["state.pt"]
 """)
 
+    def test_a_state_that_cannot_be_looked_up_is_not_taken_for_none(self):
+        self.passes("""
+import errno
+state = elastic.State(model=net, optimizer=optimizer, epoch=0)
+real = os.stat
+def stale(path, *rest, **more):
+    if path == "of hours.pt": raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+    return real(path, *rest, **more)
+os.stat = stale
+try: state.resume("of hours.pt")
+except ValueError as error: assert str(error) == "of hours.pt: Stale file handle", error
+else: raise SystemExit("the training would begin again, and replace the state")
+os.stat = real
+assert not state.resume("of hours.pt")
+""")
+
+    def test_a_signal_within_a_commit_saves_no_mixed_state(self):
+        """With an optimizer's step before it, and without one, as a commit() after each of several batches for a step."""
+        self.passes("""
+import pathlib, signal, tempfile
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+state = elastic.State(model=net, optimizer=optimizer, scheduler=scheduler, step=0)
+folder = tempfile.TemporaryDirectory()
+path = pathlib.Path(folder.name, "state.pt")
+refused = []
+def save(*_):
+    try: state.save(path)
+    except RuntimeError as error: refused.append(str(error))
+signal.signal(signal.SIGUSR1, save)
+state_dict, within = scheduler.state_dict, []
+def interrupted():
+    if within: os.kill(os.getpid(), within.pop())
+    return state_dict()
+scheduler.state_dict = interrupted
+@elastic.run(state)
+def train():
+    for steps in True, True, False:
+        if steps:
+            net(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+        state.step += 1
+        if state.step > 1: within.append(signal.SIGUSR1)
+        state.commit()
+        assert not within and not path.exists(), "half a commit was saved"
+    assert len(refused) == 2 and "between an optimizer's step and commit()" in refused[0], refused
+    save()
+    assert torch.load(path)["values"] == {"step": 3} and torch.load(path)["commits"] == 3
+train()
+""")
+
     def test_a_state_is_saved_as_of_the_last_commit(self):
         self.passes("""
 import pathlib, tempfile

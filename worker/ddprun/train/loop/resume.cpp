@@ -15,6 +15,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/moved_files.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/train/record/run_report.h>
@@ -24,6 +25,43 @@ namespace ddprun::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kRunList = "run.json";
+
+/// The folders replaced-RUN that have a run's list.
+std::vector<fs::path> replaced_in(const fs::path& folder) {
+  auto found = folder_entries(folder);
+  std::erase_if(found, [](const auto& path) {
+    std::error_code error;
+    return !path.filename().string().starts_with("replaced-") || !fs::exists(path / kRunList, error);
+  });
+  return found;
+}
+
+/// Those of runs that an --overwrite set aside, if no run is here now; without any that one of these runs had
+/// replaced itself, which it lists.
+std::vector<fs::path> half_replaced(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error) || is_there(folder / kRunList)) return {};
+  std::vector<fs::path> found, replaced;
+  for (const auto& path : replaced_in(folder)) try {
+      const RunFolder run(path);
+      if (!run.is_set_aside()) continue;
+      found.push_back(path);
+      replaced.push_back(run.replaced().filename());
+    } catch (const IoError&) {  // somebody else's file has this name
+    }
+  std::erase_if(found, [&](const auto& path) { return std::ranges::count(replaced, path.filename()) > 0; });
+  return found;
+}
+
+/// For an error in a folder that has no run, although an --overwrite has set some aside.
+std::string where_replaced(const fs::path& folder) {
+  std::vector<std::string> names;
+  if (!is_there(folder / kRunList))
+    for (const auto& path : replaced_in(folder)) names.push_back(path.filename().string());
+  return names.empty() ? "" : "; earlier runs, which --overwrite set aside, are in " + joined(names, ", ");
+}
 
 /// throws  UsageError naming the setting that must not change
 void check_same_run(const Run& run, const Resumed& resumed) {
@@ -108,7 +146,8 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     throw UsageError("--out: " + options.out.string() +
                      (is_run ? " already holds a run (" : " holds a file that a run would replace (") +
                      other.lexically_relative(options.out).string() + "); use another folder" +
-                     (is_run && options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite");
+                     (is_run && options.checkpoint.resume.empty() ? ", --resume" : "") + " or --overwrite" +
+                     where_replaced(options.out));
   }
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
@@ -157,21 +196,24 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
 }
 
 void put_back_half_replaced(const fs::path& folder) {
-  const fs::path list = "run.json";
-  std::vector<fs::path> found;
-  for (const auto& path : folder_entries(folder))
-    if (path.filename().string().starts_with("replaced-") && is_there(path / list) &&
-        RunFolder(path).is_set_aside())
-      found.push_back(path);
-  if (found.size() != 1 || is_there(folder / list)) return;
-  const auto& aside = found[0];
+  if (half_replaced(folder).empty()) return;
+  const auto lock = lock_folder(folder);
+  if (lock == nullptr) return;               // another process is just moving it
+  const auto found = half_replaced(folder);  // or has moved it meanwhile
+  if (found.size() != 1) return;
+  const fs::path list = kRunList, aside = found[0];
   for (const auto& entry : fs::recursive_directory_iterator(aside))
     if (!entry.is_directory() && is_there(folder / entry.path().lexically_relative(aside)))
       return;  // a new run has been here, whose list is lost
   for (const auto& path : folder_entries(aside)) {
     const auto back = folder / path.filename();
     if (path.filename() == list) continue;  // the last: until then another attempt can follow
-    is_there(back) ? move_back(path, back) : move_file(path, back);
+    if (is_there(back)) {
+      move_back(path, back);
+      sync_folder(back);  // before the list says that the files are there
+    } else {
+      move_file(path, back);
+    }
   }
   for (const auto& entry : fs::recursive_directory_iterator(aside))
     if (!entry.is_directory() && entry.path().filename() != list) return;  // and a warning has named it

@@ -22,7 +22,8 @@ std::vector<FolderLock> lock_run_folder(const std::filesystem::path& folder);
 std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
 
 /// If a process was killed while its --overwrite moved the run of this folder aside, before the new run had a
-/// list of its own: moves the run back. The folder must be locked. throws IoError
+/// list of its own: moves the run back, unless the folder is in use. Whoever looks into the folder does this
+/// first. throws IoError
 void put_back_half_replaced(const std::filesystem::path& folder);
 
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.

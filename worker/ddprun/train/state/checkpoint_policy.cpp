@@ -109,9 +109,7 @@ std::vector<std::string> metrics_in(const std::string& pattern) {
 }
 
 CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists exists)
-    : options_(std::move(options)),
-      exists_(std::move(exists)),
-      kth_value_(worst_value<float>(options_.mode)) {
+    : options_(std::move(options)), exists_(std::move(exists)) {
   if (options_.save_top_k < -1)
     throw UsageError("save_top_k: expected -1 or more, got " + std::to_string(options_.save_top_k));
 }
@@ -124,9 +122,11 @@ CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epo
   if (!score)
     throw UsageError("monitor: expected one of the metrics " + names_of(metrics) + ", got '" +
                      options_.monitor + "'");
-  const auto k = options_.save_top_k;
-  const bool full = k != -1 && static_cast<std::int64_t>(best_k_.size()) >= k;
-  if (full && !is_better(options_.mode, static_cast<float>(*score), worst_kept().second)) return {};
+  while (best_k_.size() > most_kept())  // of a run that was resumed and kept more: their files stay
+    std::erase_if(best_k_, [worst = worst_kept().first](const auto& each) { return each.first == worst; });
+  if (best_k_.size() == most_kept() &&
+      !is_better(options_.mode, static_cast<float>(*score), worst_kept().second))
+    return {};
   last_step_saved_ = step;
   return plan_by_score(static_cast<float>(*score), checkpoint_name(options_.filename, metrics, epoch, step));
 }
@@ -139,10 +139,8 @@ std::pair<fs::path, float> CheckpointPolicy::best_kept(bool or_worst) const {  /
 }
 
 CheckpointPlan CheckpointPolicy::plan_by_score(float score, const std::string& name) {
-  const auto kept = static_cast<std::int64_t>(best_k_.size());
-  const auto k = options_.save_top_k == -1 ? kept + 1 : options_.save_top_k;
   const auto has_path = [](const Path& path) { return [&](const auto& each) { return each.first == path; }; };
-  const auto removed = kept == k ? worst_kept().first : Path();
+  const auto removed = best_k_.size() == most_kept() ? worst_kept().first : Path();
   std::erase_if(best_k_, has_path(removed));
   if (std::isnan(score)) score = worst_value<float>(options_.mode);
 
@@ -154,7 +152,6 @@ CheckpointPlan CheckpointPolicy::plan_by_score(float score, const std::string& n
   else
     best_k_.emplace_back(plan.write, score);
 
-  if (static_cast<std::int64_t>(best_k_.size()) == k) std::tie(kth_best_path_, kth_value_) = worst_kept();
   std::tie(best_path_, best_score_) = best_kept();
   if (!removed.empty() && may_remove(removed, plan.write)) plan.remove = removed;
   return plan;
@@ -179,14 +176,17 @@ bool CheckpointPolicy::may_remove(const Path& previous, const Path& current) con
 c10::impl::GenericDict CheckpointPolicy::state_dict() const {
   auto kept = make_state();
   for (const auto& [path, score] : best_k_) kept.insert(path.string(), scalar(score));
+  const bool has_kth = !best_k_.empty() && (options_.save_top_k == -1 || best_k_.size() >= most_kept());
+  const auto [kth_path, kth_value] =
+      has_kth ? worst_kept() : std::pair(Path(), worst_value<float>(options_.mode));
   return make_state({{"monitor", options_.monitor},
                      {"best_model_score", scalar(best_score_)},
                      {"best_model_path", best_path_.string()},
                      {"current_score", scalar(current_score_)},
                      {"dirpath", options_.folder.string()},
                      {"best_k_models", kept},
-                     {"kth_best_model_path", kth_best_path_.string()},
-                     {"kth_value", scalar(kth_value_)},
+                     {"kth_best_model_path", kth_path.string()},
+                     {"kth_value", scalar(kth_value)},
                      {"last_model_path", ""}});
 }
 
@@ -208,8 +208,6 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state, bool
     };
     loaded.best_score_ = score("best_model_score");
     loaded.current_score_ = score("current_score");
-    loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
-    loaded.kth_best_path_ = here(reader.text("kth_best_model_path"));
   }
   *this = std::move(loaded);
 }
@@ -220,10 +218,6 @@ std::vector<fs::path> CheckpointPolicy::forget_unless(const FileExists& is_kept)
   for (const auto& [path, score] : best_k_)
     if (is_missing(path)) missing.push_back(path);
   std::erase_if(best_k_, [&](const auto& kept) { return is_missing(kept.first); });
-  if (is_missing(kth_best_path_)) {
-    kth_best_path_.clear();
-    kth_value_ = worst_value<float>(options_.mode);
-  }
   if (!is_missing(best_path_)) return missing;
   if (std::find(missing.begin(), missing.end(), best_path_) == missing.end()) missing.push_back(best_path_);
   best_path_.clear();

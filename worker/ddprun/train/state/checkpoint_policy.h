@@ -87,6 +87,7 @@ class CheckpointPolicy {
 
  private:
   using Path = std::filesystem::path;
+  std::size_t most_kept() const { return static_cast<std::size_t>(options_.save_top_k); }  // -1: any number
   std::pair<Path, float> best_kept(bool or_worst = false) const;
   std::pair<Path, float> worst_kept() const { return best_kept(/*or_worst=*/true); }
   CheckpointPlan plan_by_score(float score, const std::string& name);
@@ -96,9 +97,8 @@ class CheckpointPolicy {
   CheckpointPolicyOptions options_;
   FileExists exists_;
   std::vector<std::pair<Path, float>> best_k_;
-  Path best_path_, kth_best_path_;
+  Path best_path_;
   std::optional<float> best_score_, current_score_;
-  float kth_value_;
   std::int64_t last_step_saved_ = 0;
 };
 

@@ -41,6 +41,15 @@ std::pair<dev_t, ino_t> place_of(const fs::path& folder) {
                                              : std::pair<dev_t, ino_t>();
 }
 
+/// Whether keep_earlier() has given a checkpoint its second name, before it could not be replaced.
+bool is_kept_beside(const fs::path& checkpoint) {
+  const auto start = checkpoint.stem().string() + "-";
+  return std::ranges::any_of(folder_entries(checkpoint.parent_path()), [&](const auto& path) {
+    return path.filename().string().starts_with(start) && !fs::is_symlink(path) &&
+           place_of(path) == place_of(checkpoint);
+  });
+}
+
 /// Not one that leads out of the folder: the list may have been edited.
 bool is_inside(const std::string& name) {
   const fs::path path(name);
@@ -143,7 +152,9 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     if (had_list) files_.clear();
     identity_ = {random_hex(), 1};
   } else {
-    if (!overwrites) replaced_.clear();  // nobody said now that it may go
+    if (!overwrites)  // nobody said now that they may go
+      for (const auto& name : std::exchange(replaced_, {}))
+        if (RunFolder kept(folder_ / name); std::exchange(kept.set_aside_, false)) kept.save();
     if (job_.empty() || job_ != process_env(kJobIdVariable))
       for (const char* name : {"metrics.csv", "metrics.jsonl"})
         if (files_.contains(name)) keep_earlier(folder_ / name);
@@ -171,12 +182,13 @@ fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwr
     all.insert(kList);
     for (const auto& [name, branch] : files_) all.insert(name);
   }
-  // States without a run could be taken for the new run's beginning; someone's copies need their shards.
+  // States without a run could be taken for the new run's beginning; someone's copies need their shards, and
+  // what cannot be read may be an unfinished copy.
   for (const auto& state : state_files(*this)) {
     const auto file = name_of(state.path);
     const auto shards = state.shards.empty() ? file : name_of(checkpoints() / state.shards);
-    const bool without_run = state.problem.empty() && state.identity.run.empty();
-    if (without_run || all.contains(file) || all.contains(shards)) all.insert({file, shards});
+    const bool is_ours = state.problem.empty() && !state.identity.run.empty();
+    if (!is_ours || all.contains(file) || all.contains(shards)) all.insert({file, shards});
   }
   if (fs::is_symlink(checkpoints()) && std::ranges::any_of(all, [&](const auto& name) {
         return is_checkpoint(name) && is_there(folder_ / name);
@@ -425,10 +437,7 @@ void RunFolder::make_way(const fs::path& checkpoint, const std::vector<fs::path>
   writing_ = name_of(checkpoint);
   doomed_.clear();
   for (const auto& file : doomed) doomed_.push_back(name_of(file));
-  const auto here = place_of(checkpoint);
-  if (const auto kept = kept_.find(writing_); kept == kept_.end() || kept->second != here)
-    keep_earlier(checkpoint);
-  kept_[writing_] = here;
+  if (!is_kept_beside(checkpoint)) keep_earlier(checkpoint);
   files_.erase(writing_);
   save();
 }
@@ -460,7 +469,6 @@ void RunFolder::keep_earlier(const fs::path& file) {
 void RunFolder::wrote(const fs::path& checkpoint, const std::vector<fs::path>& doomed) {
   const std::lock_guard lock(mutex_);
   if (name_of(checkpoint) == writing_) writing_.clear(), doomed_.clear();
-  kept_.erase(name_of(checkpoint));
   auto own = doomed;
   std::erase_if(own, [&](const auto& file) { return !is_of_this_branch(file); });
   remove(own, files_.insert_or_assign(name_of(checkpoint), identity_.branch).second);

@@ -134,10 +134,9 @@ class RunFolder {
   std::vector<std::string> replaced_;
   bool set_aside_ = false;  // and not resumed since
   std::string job_, command_, ended_within_;
-  std::string writing_;                                  // a checkpoint that is not listed yet
-  std::vector<std::string> doomed_;                      // by it
-  std::map<std::string, std::pair<dev_t, ino_t>> kept_;  // what make_way() has kept, until it is replaced
-  std::set<std::filesystem::path> gone_shards_;          // listed until the next begin_shards()
+  std::string writing_;                          // a checkpoint that is not listed yet
+  std::vector<std::string> doomed_;              // by it
+  std::set<std::filesystem::path> gone_shards_;  // listed until the next begin_shards()
   bool unsaved_ = false, warned_ = false;
 };
 

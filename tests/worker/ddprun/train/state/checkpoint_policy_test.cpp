@@ -221,6 +221,28 @@ TEST_CASE("checkpoints whose files are gone are no longer candidates", "[checkpo
   CHECK(policy.state_dict().at("best_model_score").isNone());
 }
 
+TEST_CASE("a resumed run that is to keep fewer checkpoints removes its worst one again",
+          "[checkpoint_policy]") {
+  Files files;
+  CheckpointPolicyOptions options;
+  options.folder = kFolder;
+  options.monitor = "val";
+  options.save_top_k = 3;
+  const auto save = [&](CheckpointPolicy& policy, int epoch) {
+    auto plan = policy.plan({{"val", 1.0 / (epoch + 1)}}, epoch, 10 * epoch + 10, Occasion::kValidation);
+    files.carry_out(plan);
+    return plan.remove;
+  };
+  auto before = files.policy(options);
+  for (const int epoch : {0, 1, 2}) save(before, epoch);
+  options.save_top_k = 1;
+  auto policy = files.policy(options);
+  policy.load_state_dict(before.state_dict());
+  CHECK(save(policy, 3) == kFolder / "epoch=2-step=30.ckpt");
+  CHECK(save(policy, 4) == kFolder / "epoch=3-step=40.ckpt");
+  CHECK(policy.state_dict().at("best_k_models").toGenericDict().size() == 1);
+}
+
 TEST_CASE("a policy that cannot work is refused", "[checkpoint_policy]") {
   Files files;
   CheckpointPolicyOptions options;

@@ -270,6 +270,14 @@ TEST_CASE("a checkpoint whose replacement does not fit on the disk is kept once"
   for (int attempt = 0; attempt < 3; ++attempt) folder.make_way(last);
   const std::set<std::string> names = {"last.pt", "last-branch=1.pt"};
   CHECK(files_in(dir.path() / "checkpoints") == names);
+  SECTION("also by another process, after the run has written another one") {
+    save(folder, "epoch=1-step=20.pt", 20);
+    RunFolder later(dir.path());
+    later.resume(folder.identity(), /*is_newest=*/true, kNames);
+    save(later, "last.pt", 21);
+    CHECK(files_in(dir.path() / "checkpoints") ==
+          std::set<std::string>{"last.pt", "last-branch=1.pt", "epoch=1-step=20.pt"});
+  }
   SECTION("a file that somebody puts there meanwhile is kept, too") {
     fs::remove(last);
     write(last, "mine");
@@ -578,6 +586,30 @@ TEST_CASE("a new run is not continued from a state that an earlier one had kept"
   RunFolder(dir.path()).begin(kNames);
   CHECK_FALSE(find_resume(dir.path()).found());
   CHECK(fs::exists(dir.path() / ("replaced-" + old.identity().run) / "checkpoints/last-earlier.pt"));
+}
+
+TEST_CASE("a run that is kept for good does not say that it is set aside", "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  const bool overwrites = GENERATE(true, false);
+  for (const bool again : {true, overwrites}) RunFolder(dir.path()).begin(kNames, again);
+  CHECK(RunFolder(dir.path() / ("replaced-" + earlier.run)).is_set_aside() == overwrites);
+}
+
+TEST_CASE("shards that an unfinished copy of a checkpoint may need are kept when the run is replaced",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto identity = make_run(dir.path());
+  const auto shards = RunFolder(dir.path()).begin_shards(dir.path() / "checkpoints/last.pt", 10).front();
+  write(shards / "rank-0", "weights");
+  const auto whole = read_file(dir.path() / "checkpoints/last.pt");
+  write(dir.path() / "checkpoints/mine.pt", whole.substr(0, whole.size() / 2));
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  save(folder, "last.pt", 1);
+  const auto replaced = dir.path() / ("replaced-" + identity.run);
+  CHECK(files_in(replaced / "checkpoints") ==
+        std::set<std::string>{"mine.pt", (shards.filename() / "rank-0").string()});
 }
 
 TEST_CASE("shards whose checkpoint is gone are set aside with their run", "[run_folder]") {
