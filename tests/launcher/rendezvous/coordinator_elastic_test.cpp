@@ -273,7 +273,7 @@ TEST_CASE("the others go on when the user ends a node", "[elastic]") {
   CoordinatorRig rig(job(1, 3));
   const auto ids = rig.form({"a", "b", "c"});
   rig.say(ids[2], Leave{SIGTERM});
-  CHECK(rig.last<Stop>(ids[0]) == Stop{0, "node c (10.0.0.3) received SIGTERM", false, {}, SIGTERM});
+  CHECK(rig.last<Stop>(ids[0]) == Stop{0, "node c (10.0.0.3) received SIGTERM", false, {}, SIGTERM, 1});
   rig.obey();
   CHECK(rig.round_of(ids[0]) == -1);  // its workers may still save
   rig.lose(ids[2]);
