@@ -778,7 +778,12 @@ assert not state.resume("of hours.pt")
         """With an optimizer's step before it, and without one, as a commit() after each of several batches for a step."""
         self.passes("""
 import pathlib, signal, tempfile
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+within = []
+class Interrupted(torch.optim.lr_scheduler.StepLR):
+    def state_dict(self):
+        if within: os.kill(os.getpid(), within.pop())
+        return super().state_dict()
+scheduler = Interrupted(optimizer, 1, 0.5)
 state = elastic.State(model=net, optimizer=optimizer, scheduler=scheduler, step=0)
 folder = tempfile.TemporaryDirectory()
 path = pathlib.Path(folder.name, "state.pt")
@@ -787,11 +792,6 @@ def save(*_):
     try: state.save(path)
     except RuntimeError as error: refused.append(str(error))
 signal.signal(signal.SIGUSR1, save)
-state_dict, within = scheduler.state_dict, []
-def interrupted():
-    if within: os.kill(os.getpid(), within.pop())
-    return state_dict()
-scheduler.state_dict = interrupted
 @elastic.run(state)
 def train():
     for steps in True, True, False:
