@@ -177,7 +177,7 @@ void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
   std::error_code error;
   if (std::filesystem::is_directory(resume, error))
     train::put_back_half_replaced(resume);
-  else if (!resume.empty() && resume != "auto" && !std::filesystem::exists(resume, error))
+  else if (resume.parent_path().filename() == "checkpoints" && !std::filesystem::exists(resume, error))
     train::put_back_half_replaced(absolute(resume).parent_path().parent_path());  // RUN/checkpoints/last.pt
 }
 

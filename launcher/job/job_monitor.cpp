@@ -33,9 +33,9 @@ constexpr std::size_t kMostStackBytes = 1 << 18;  // per rank
 constexpr std::chrono::milliseconds kStackLook{50};
 /// For the coordinator's answer, before a signal is passed on to the workers.
 constexpr std::chrono::seconds kLeavePatience{1};
-constexpr std::chrono::milliseconds kAskAgain{500};
-constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
-constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
+constexpr std::chrono::milliseconds kAskAgain{500}, kAskFor{10'000};  // then its workers must save
+constexpr std::chrono::seconds kReadGpusEvery{10};                    // it loads the driver's library
+constexpr std::size_t kMostSummaries = 256;  // a connection queues no more than 1024 messages
 
 double seconds_since(JobEvents::Clock::time_point time) {
   return std::chrono::duration<double>(JobEvents::Clock::now() - time).count();
@@ -225,7 +225,7 @@ asio::awaitable<json> JobMonitor::drain(std::string node, std::chrono::milliseco
     co_return json{
         {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
   json reply = {{answer->accepted ? "drains" : "refused", answer->text}};
-  if (answer->passes) reply["passes"] = true;
+  reply["passes"] = answer->passes;
   co_return reply;
 }
 
@@ -244,26 +244,36 @@ void JobMonitor::drain_again() {
 
 asio::awaitable<void> JobMonitor::drain_this_node(bool again) {
   Timer timer(co_await asio::this_coro::executor);
-  json reply = co_await drain(job_.job_id, kLeavePatience);
-  for (bool told = false; reply.contains("passes") && !leaving_ && job_.events.end_signals() == 0;) {
-    if (!std::exchange(told, true))
-      log_warning("received SIGTERM: " + printable(reply["refused"].get<std::string>()) +
-                  " (this node does so by itself; a second SIGTERM ends the job)");
+  const auto until = JobEvents::Clock::now() + kAskFor;
+  const auto is_ending = [this] { return leaving_ || job_.events.end_signals() > 0; };
+  for (bool waits = again;; waits = true) {
+    const json reply = co_await drain(job_.job_id, kLeavePatience);
+    if (is_ending()) co_return;
+    const std::string text = printable(reply.begin()->get<std::string>());
+    may_leave_ = reply.contains("drains");
+    if (may_leave_) {
+      log_warning("received SIGTERM: " + text);
+      co_return;
+    }
+    // Without an answer, the coordinator may be lost: then the next one is asked.
+    if (!reply.value("passes", waits) || JobEvents::Clock::now() >= until) {
+      if (again) {
+        asked_to_leave_ = false;
+        may_leave_ = !reply.contains("passes");
+        log_warning("received SIGTERM, but this node stays in the job: " + text);
+      } else {
+        log_info("the job cannot go on without this node: " + text);
+        job_.events.push(SignalReceived{SIGTERM});
+      }
+      co_return;
+    }
+    if (!waits)
+      log_warning("received SIGTERM: " + text + " (this node asks again for " + in_seconds(kAskFor) +
+                  "; a second SIGTERM ends the job)");
     timer.expires_after(kAskAgain);
     boost::system::error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    reply = co_await drain(job_.job_id, kLeavePatience);
-  }
-  may_leave_ = reply.contains("drains");
-  const std::string text = printable(reply.begin()->get<std::string>());
-  if (may_leave_) {
-    log_warning("received SIGTERM: " + text);
-  } else if (again) {
-    asked_to_leave_ = false;
-    log_warning("received SIGTERM, but this node stays in the job: " + text);
-  } else if (!leaving_ && job_.events.end_signals() == 0) {
-    log_info("the job cannot go on without this node: " + text);
-    job_.events.push(SignalReceived{SIGTERM});
+    if (is_ending()) co_return;
   }
 }
 

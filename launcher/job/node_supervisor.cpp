@@ -498,8 +498,10 @@ class NodeSupervisor : public Supervisor {
     const std::string reason =
         "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
     if (auto* server = connections_.server();
-        server != nullptr && server->hand_over(job_.job_id, signal, reason))
+        server != nullptr && server->hand_over(job_.job_id, signal, reason)) {
+      job_.monitor->set_ending_alone();
       return log_info("the other nodes go on without this one");
+    }
     connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
     ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;

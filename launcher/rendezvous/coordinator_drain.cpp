@@ -84,9 +84,9 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
   if (works && goes_on && !in_place_.empty() && std::ranges::none_of(members_, others))
     return {"only the workers of " + name +
                 " have the training's state, since all others have just started; try again in a moment",
-            /*passes=*/true};
+            /*passes=*/enough};
   if (works && !reaches_etcd_)
-    return {"etcd does not answer, so no round could follow; try again when it does", /*passes=*/true};
+    return {"etcd does not answer, so no round could follow; try again when it does", /*passes=*/enough};
   if (!enough)
     return {"without " + name + " the job would have " + std::to_string(staying() - 1) + " of at least " +
             std::to_string(settings_.min_nodes) + " nodes, and there is no spare"};

@@ -216,7 +216,7 @@ class State:
         if self._shards is not None:
             raise RuntimeError("elastic: save() does not write shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
         if self._rounds is not None and self._steps_since > 0:
-            raise RuntimeError("elastic: save() between an optimizer's step and commit(): call it after commit()")
+            raise RuntimeError("elastic: save() between an optimizer's step and commit(), or within that: call it after the next commit()")
         if dist.is_initialized() and dist.get_rank() != 0:
             return
         file = pathlib.Path(path)
@@ -572,16 +572,20 @@ def _destroy_in_rounds_only() -> None:
     if _destroy is not dist.destroy_process_group:  # done before
         return
     function: Any = inspect.unwrap(_destroy)
+    before = getattr(function, "_ddprun_original", None)
+    if before is not None:  # this module was loaded again
+        _destroy = before
+        return
 
     def ours(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its global names are those of torch
         from ddprun import elastic
 
         elastic._destroy_for_program(*arguments, **keywords)
 
-    with contextlib.suppress(ValueError):  # a function with other free variables
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # somebody else has replaced it
         original = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
         function.__code__ = ours.__code__
-        _destroy = original
+        function._ddprun_original = _destroy = original
 
 
 def _destroy_for_program(group: Any = None, *arguments: Any, **keywords: Any) -> None:
@@ -745,8 +749,9 @@ class _Rounds:
         told = os.environ.get
         by_ddprun = "DDPRUN_JOB_ID" in os.environ and told("TORCHELASTIC_USE_AGENT_STORE") == "False"  # torchrun says True
         restarts = told("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-        first = self._socket is None and _Rounds._calls == 0 and not _Rounds._hinted
-        if by_ddprun and restarts and first and told("RANK") == "0" and not state._why_not():
+        recovers = "DDPRUN_ROUND_FD" in os.environ or told("WORLD_SIZE") == "1"
+        first = told("TORCHELASTIC_RESTART_COUNT") == "0" and _Rounds._calls == 0 and not _Rounds._hinted
+        if by_ddprun and restarts and first and not recovers and told("RANK") == "0" and not state._why_not():
             _Rounds._hinted = True
             print("elastic: if a rank is lost, all restart; with --recover=rank ddprun would replace only that rank", file=sys.stderr, flush=True)
 

@@ -209,7 +209,7 @@ TEST_CASE(
   job.nodes.node(1).send_signal(SIGTERM);
   REQUIRE(job.nodes.node(1).wait_for_output("saving"));
   job.nodes.node(2).send_signal(SIGTERM);
-  REQUIRE(job.says(2, "(this node does so by itself; a second SIGTERM ends the job)"));
+  REQUIRE(job.says(2, "(this node asks again for 10 s; a second SIGTERM ends the job)"));
   job.touch("saved");
   for (const std::size_t node : {1U, 2U}) {
     CHECK(job.nodes.node(node).wait() == ExitStatus::exited(0));

@@ -459,8 +459,9 @@ TEST_CASE("a one-cycle run that is made longer says that its rate goes back up, 
   const auto longer = run("run", {"--epochs=8", "--resume=auto"});
   CHECK_THAT(longer, goes_up && !ContainsSubstring("learning rate 0.004"));
   std::smatch rates;
-  REQUIRE(std::regex_search(longer, rates,
-                            std::regex("from (\\S+) to (\\S+): its schedule now covers the longer run")));
+  REQUIRE(std::regex_search(
+      longer, rates,
+      std::regex("from (\\S+) to (\\S+): the schedule is for the whole run, whose length has changed")));
   CHECK(std::stod(rates[1]) < 1e-4);
   CHECK_THAT(longer, ContainsSubstring("learning rate " + rates[2].str() + ","));
 }

@@ -202,6 +202,8 @@ void put_back_half_replaced(const fs::path& folder) {
   const auto found = half_replaced(folder);  // or has moved it meanwhile
   if (found.size() != 1) return;
   const fs::path list = kRunList, aside = found[0];
+  const auto other = lock_folder(aside);
+  if (other == nullptr) return;  // another process has resumed it where it is
   for (const auto& entry : fs::recursive_directory_iterator(aside))
     if (!entry.is_directory() && is_there(folder / entry.path().lexically_relative(aside)))
       return;  // a new run has been here, whose list is lost

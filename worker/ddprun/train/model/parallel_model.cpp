@@ -378,17 +378,17 @@ void ParallelModel::resume_schedule(const TrainingState& state) {
   const double lr = lr_of(now, run_.group.size());
   const bool same = !before || same_schedule(*before, now);
   const double kept_rate = learning_rate();
+  const double ratio = before ? lr / lr_of(*before, state.world_size) : 1;
   if (before) change_settings(optimization_.optimizer(), before->optimizer, now.optimizer);
   if (const auto& kept = state.lr_schedule;
       same && kept.isGenericDict() && kept.toGenericDict().contains(kStepsMeant))
     steps_meant_ = DictReader(kept, "the learning rate schedule").positive(kStepsMeant);
-  optimization_.go_to(schedule(), run_.progress_of(state), same ? state.lr_schedule : c10::IValue(),
-                      before ? lr / lr_of(*before, state.world_size) : 1);
+  optimization_.go_to(schedule(), run_.progress_of(state), same ? state.lr_schedule : c10::IValue(), ratio);
   const bool lasts_for_run = now.schedule == LrScheduleKind::kOneCycle ||
                              (now.schedule == LrScheduleKind::kCosine && now.t_max == 0);
-  if (lasts_for_run && same && learning_rate() > 2 * kept_rate && run_.on_rank_0())
+  if (lasts_for_run && same && learning_rate() > 2 * ratio * kept_rate && run_.on_rank_0())
     log_info(c10::str("the learning rate goes back up, from ", kept_rate, " to ", learning_rate(),
-                      ": its schedule now covers the longer run"));
+                      ": the schedule is for the whole run, whose length has changed"));
 }
 
 void ParallelModel::load_whole(const TrainingState& state, const std::filesystem::path& source) {

@@ -43,10 +43,11 @@ std::pair<dev_t, ino_t> place_of(const fs::path& folder) {
 
 /// Whether keep_earlier() has given a checkpoint its second name, before it could not be replaced.
 bool is_kept_beside(const fs::path& checkpoint) {
-  const auto start = checkpoint.stem().string() + "-";
+  const auto stem = checkpoint.stem().string();
   return std::ranges::any_of(folder_entries(checkpoint.parent_path()), [&](const auto& path) {
-    return path.filename().string().starts_with(start) && !fs::is_symlink(path) &&
-           place_of(path) == place_of(checkpoint);
+    const auto name = path.filename().string();
+    return (name.starts_with(stem + "-branch=") || name.starts_with(stem + "-earlier")) &&
+           !fs::is_symlink(path) && place_of(path) == place_of(checkpoint);
   });
 }
 
@@ -152,9 +153,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     if (had_list) files_.clear();
     identity_ = {random_hex(), 1};
   } else {
-    if (!overwrites)  // nobody said now that they may go
-      for (const auto& name : std::exchange(replaced_, {}))
-        if (RunFolder kept(folder_ / name); std::exchange(kept.set_aside_, false)) kept.save();
+    if (!overwrites) remove_replaced(/*keeps=*/true);  // nobody said now that they may go
     if (job_.empty() || job_ != process_env(kJobIdVariable))
       for (const char* name : {"metrics.csv", "metrics.jsonl"})
         if (files_.contains(name)) keep_earlier(folder_ / name);
@@ -174,8 +173,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   }
 }
 
-/// A run with its list, so that it is still whole; or what looks like a run of an older version. returns
-/// where
+/// A run with its list, or what looks like a run of an older version. returns  where
 fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwrites) {
   std::set<fs::path> all(names.begin(), names.end());
   if (!identity_.run.empty()) {  // else it lists what --eval wrote
@@ -187,7 +185,7 @@ fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwr
   for (const auto& state : state_files(*this)) {
     const auto file = name_of(state.path);
     const auto shards = state.shards.empty() ? file : name_of(checkpoints() / state.shards);
-    const bool is_ours = state.problem.empty() && !state.identity.run.empty();
+    const bool is_ours = state.problem.empty() ? !state.identity.run.empty() : identity_.run.empty();
     if (!is_ours || all.contains(file) || all.contains(shards)) all.insert({file, shards});
   }
   if (fs::is_symlink(checkpoints()) && std::ranges::any_of(all, [&](const auto& name) {
@@ -486,7 +484,7 @@ void RunFolder::remove(std::vector<fs::path> files, bool list_changed) {
   if (list_changed || unsaved_ || !files.empty()) save();
 }
 
-void RunFolder::remove_replaced() {
+void RunFolder::remove_replaced(bool keeps) {
   const std::lock_guard lock(mutex_);
   for (const auto& name : replaced_) try {
       const auto folder = folder_ / name;
@@ -494,10 +492,12 @@ void RunFolder::remove_replaced() {
       const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
       const bool is_free = !fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
       if (!is_there(folder / kList)) continue;
-      if (RunFolder replaced(folder); is_free && replaced.set_aside_)
+      if (RunFolder replaced(folder); !keeps && is_free && replaced.set_aside_)
         replaced.remove_all();
-      else
+      else if (!keeps)
         log_warning(folder.string() + ": this replaced run was resumed, and is kept");
+      else if (std::exchange(replaced.set_aside_, false))
+        replaced.save();
     } catch (const IoError& error) {
       log_warning(error.what());
     }

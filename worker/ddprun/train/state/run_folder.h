@@ -105,7 +105,7 @@ class RunFolder {
   /// Removes of these files what is listed.
   void remove(std::vector<std::filesystem::path> files, bool list_changed = false);
   /// The run has a checkpoint: removes the listed files of those that it replaced, unless one was resumed.
-  void remove_replaced();
+  void remove_replaced(bool keeps = false);  ///< keeps: nobody removes them any more
 
   /// Whether a temporary file is one that this run began to write.
   bool owns_temporary(const std::filesystem::path& file) const;
