@@ -310,6 +310,22 @@ TEST_CASE("ddpctl stop ends the whole job while a node is being drained", "[drai
   }
 }
 
+TEST_CASE("ddpctl stop is refused on a node that its user ends alone, and its workers save", "[drain]") {
+  DrainedJob job({"--nnodes=1:2", "--last-call=60"});
+  job.start("");
+  job.start("begin ");
+  job.nodes.node(1).send_signal(SIGTERM);
+  REQUIRE(job.nodes.node(1).wait_for_output("saving"));
+  const Finished stop = job.ctl(1, {"stop"});
+  CHECK(stop.status == ExitStatus::exited(1));
+  CHECK_THAT(stop.err,
+             ContainsSubstring("this node is leaving the job; stop the job on another of its nodes"));
+  job.touch("saved");
+  job.touch("go");
+  job.nodes.wait();
+  CHECK(count_of("saved ", job.nodes.node(1).out()) == 1);
+}
+
 TEST_CASE("a job of one node has none to drain, and ddpctl drain wants a name", "[drain]") {
   DrainedJob job({});
   const Command none{{DDPCTL_PROGRAM, "drain"}};

@@ -278,6 +278,14 @@ TEST_CASE("a checkpoint whose replacement does not fit on the disk is kept once"
     CHECK(files_in(dir.path() / "checkpoints") ==
           std::set<std::string>{"last.pt", "last-branch=1.pt", "epoch=1-step=20.pt"});
   }
+  SECTION("a link of the user's to another one is no such copy") {
+    save(folder, "last.pt", 20);
+    fs::create_hard_link(last, dir.path() / "checkpoints/last-mine.pt");
+    RunFolder back(dir.path());
+    back.resume(first, /*is_newest=*/false, kNames);
+    back.make_way(last);
+    CHECK(files_in(dir.path() / "checkpoints").contains("last-branch=2.pt"));
+  }
   SECTION("a file that somebody puts there meanwhile is kept, too") {
     fs::remove(last);
     write(last, "mine");
@@ -594,6 +602,23 @@ TEST_CASE("a run that is kept for good does not say that it is set aside", "[run
   const bool overwrites = GENERATE(true, false);
   for (const bool again : {true, overwrites}) RunFolder(dir.path()).begin(kNames, again);
   CHECK(RunFolder(dir.path() / ("replaced-" + earlier.run)).is_set_aside() == overwrites);
+}
+
+TEST_CASE("a damaged list of a run that was set aside keeps no other from beginning again", "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  RunFolder(dir.path()).begin(kNames);
+  write(dir.path() / ("replaced-" + earlier.run) / "run.json", "[]");
+  RunFolder again(dir.path());
+  CHECK_NOTHROW(again.begin(kNames, /*overwrites=*/false));
+}
+
+TEST_CASE("a file that cannot be read stays where there is no run that it could belong to", "[run_folder]") {
+  const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
+  write(dir.path() / "checkpoints/mine.pt", "half");
+  RunFolder(dir.path()).begin(kNames);
+  CHECK(read_file(dir.path() / "checkpoints/mine.pt") == "half");
 }
 
 TEST_CASE("shards that an unfinished copy of a checkpoint may need are kept when the run is replaced",
