@@ -224,9 +224,7 @@ asio::awaitable<json> JobMonitor::drain(std::string node, std::chrono::milliseco
   if (!answer)
     co_return json{
         {"error", "the job's coordinator does not answer; ddpctl top shows whether the node leaves"}};
-  json reply = {{answer->accepted ? "drains" : "refused", answer->text}};
-  reply["passes"] = answer->passes;
-  co_return reply;
+  co_return json{{answer->accepted ? "drains" : "refused", answer->text}, {"passes", answer->passes}};
 }
 
 bool JobMonitor::drains_instead(int signal) {

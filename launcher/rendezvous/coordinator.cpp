@@ -113,6 +113,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
   const bool in_round = node.state != State::kReady;
   const bool leaves = node.state == State::kLeaving;
+  const bool takes_ranks = draining_ && !draining_->told && draining_->spare == id;  // another spare can
   if (const auto* leading = std::get_if<Leading>(&message)) {
     if (phase_ == Phase::kLeading && leading->round == round_ && id == members_.front())
       begin_round(leading->port, now);
@@ -122,8 +123,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const bool known = failed->in_place && failed->round != round_;
     // ddpctl stop ends the job also while its workers are being stopped, and on a node that is being drained.
     if (std::holds_alternative<SignalReceived>(failed->end) && node.was_in_round) return fail(*failed, now);
-    if (in_round && first && draining_ && !draining_->told && draining_->spare == id)
-      return expel(id, failed->text, now);
+    if (in_round && first && takes_ranks) return expel(id, failed->text, now);
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
     if (in_round && failed->in_place && failed->alone)
@@ -162,7 +162,6 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    const bool takes_ranks = draining_ && !draining_->told && draining_->spare == id;  // another spare can
     if (!elastic() && !leaves && !takes_ranks && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     give_up_vote(id);
