@@ -19,6 +19,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/record/run_record.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/run_folder.h>
@@ -86,6 +87,7 @@ void add_intact(Saved& saved, const fs::path& run_folder) {
 /// As a worker that starts there with --resume=auto.
 Found look_at(const fs::path& disk, bool overwrites) {
   const auto out = disk / "run";
+  train::put_back_half_replaced(out);  // as a training does first
   Found found;
   for (const auto& entry : fs::directory_iterator(disk))
     for (const auto& inside : fs::directory_iterator(entry))
