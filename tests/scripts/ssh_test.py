@@ -422,9 +422,18 @@ class Endings(Hosts):
 
     def test_a_spare_host_takes_the_place_of_one_whose_connection_is_lost(self):
         train = f"echo $PPID > {self.folder}/rank$RANK; until [ -e {self.folder}/go ]; do sleep 0.05; done; echo done $RANK"
-        job = self.start("--spares=1", "--rdzv-endpoint=127.0.0.1", "sh", "-c", train, hosts="127.0.0.1,node2,node3")
+        sockets = self.folder / "sockets"
+        sockets.mkdir(mode=0o700)
+        seen = {"DDPRUN_CONTROL_DIR": str(sockets)}
+        job = self.start("--spares=1", "--rdzv-endpoint=127.0.0.1", "sh", "-c", train, hosts="127.0.0.1,node2,node3", env=seen)
+        ask = [pathlib.Path(DDPRUN).with_name("ddpctl"), "drain", "nobody"]  # refused, with the names of all nodes
+
+        def have_joined():
+            refused = subprocess.run(ask, env={**os.environ, **seen}, capture_output=True, text=True).stderr
+            return "node2" in refused and "node3" in refused
+        wait_for(have_joined)
         rank_1 = self.folder / "rank1"
-        wait_for(lambda: rank_1.exists() and rank_1.read_text() and len(self.remote_ddpruns()) == 2)
+        wait_for(lambda: rank_1.exists() and rank_1.read_text())
         first = rank_1.read_text()
         session = int(pathlib.Path(f"/proc/{first.strip()}/stat").read_text().split()[3])
         self.assertIn("sshd", command(session)[0])
