@@ -14,8 +14,9 @@ Faults, at random moments `gap` seconds apart on average; repeating a name makes
   disk                    the run folder, a tmpfs of 256 MB, is full for two seconds (root)
   clock                   the wall clock jumps back by an hour, the next time forward: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
   launcher                the ddprun of a node with a rank gets SIGKILL and starts again after two seconds
+  drain                   once a spare stands by, that ddprun gets SIGTERM, as on a machine that is about to be taken away
   cut, slow               that node's link passes nothing for --cut seconds (5), or only 2 Mbit/s
-The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). Skips what this machine cannot do, and says so.
+The last three lines are for jobs on several nodes (network namespaces: several_nodes.py). Skips what this machine cannot do, and says so.
 
 Programs and launchers are those of recovery.py, which tells how to get the peers; the Python programs save every 10 steps, except those on
 ddprun.elastic, which save nothing. In each of --rounds all have a disturbed run, in turns, with other moments than in the round before; so what else the
@@ -43,7 +44,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import recovery
-from faults import FAULTS, ON_NODES, missing
+from faults import FAULTS, ON_NODES, has_spare, missing
 
 ENDING = {"kill", "segfault", "abort", "kill-all", "launcher"}  # a rank, at once
 WORD = re.compile(r"\bfail|killed|SIG[A-Z]|signal|\blost\b|silent|exit ?code|Traceback|Error|error|No space|memory|restart|replaced|jumped", re.I)
@@ -61,7 +62,7 @@ def run(command, folder, planned, arguments, log):
     job.wait_beyond(0, arguments.limit)
     for wait, fault, rank in planned:
         until = time.monotonic() + wait
-        while time.monotonic() < until and job.process.poll() is None and silence() < arguments.limit:
+        while (time.monotonic() < until or fault == "drain" and not has_spare(job)) and job.process.poll() is None and silence() < arguments.limit:
             time.sleep(0.02)
         if job.newest() >= arguments.steps - 10 or job.process.poll() is not None or silence() >= arguments.limit:
             break

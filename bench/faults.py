@@ -74,8 +74,15 @@ def jump(job, pid, folder):
     (folder / "clock.new").rename(folder / "clock")
 
 
-def kill_launcher(job, pid, folder):
-    os.kill(int(re.search(r"PPid:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]), signal.SIGKILL)
+def at_launcher(number):
+    def strike(job, pid, folder):
+        os.kill(int(re.search(r"PPid:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]), number)
+    return strike
+
+
+def has_spare(job):
+    said = lambda words: sum(words in line for _, line in job.lines)
+    return said("standing by") > said("it has left the job")
 
 
 def at_cable(begin, end):
@@ -88,11 +95,11 @@ def at_cable(begin, end):
 
 FAULTS = {
     "kill": send(signal.SIGKILL), "segfault": send(signal.SIGSEGV), "abort": send(signal.SIGABRT), "kill-all": send(signal.SIGKILL, True),
-    "stop": stop, "oom": out_of_memory, "bad-alloc": bad_alloc, "disk": fill_disk, "clock": jump, "launcher": kill_launcher,
+    "drain": at_launcher(signal.SIGTERM), "stop": stop, "oom": out_of_memory, "bad-alloc": bad_alloc, "disk": fill_disk, "clock": jump, "launcher": at_launcher(signal.SIGKILL),
     "cut": at_cable("ip link set %s nomaster", "ip link set %s master br0"),
     "slow": at_cable("tc qdisc replace dev %s root tbf rate 2mbit burst 32k latency 400ms", "tc qdisc del dev %s root"),
 }
-ON_NODES = {"launcher", "cut", "slow"}
+ON_NODES = {"launcher", "drain", "cut", "slow"}
 
 
 def missing(fault, arguments):

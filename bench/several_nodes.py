@@ -3,8 +3,8 @@
 
 usage: unshare --net several_nodes.py HOSTS COMMAND...
 
-Its own network namespace holds the bridge, which ends with it. A command that fails or is killed starts again after two
-seconds, as on a node that comes back, until all have ended or one has succeeded. Its variable HOST_NUMBER counts from 0.
+Its own network namespace holds the bridge, which ends with it. A command that ends starts again after two seconds, as on a
+node that comes back, while others run. Its variable HOST_NUMBER counts from 0.
 """
 import os
 import select
@@ -51,7 +51,7 @@ def main():
         while any(node.poll() is None for node in nodes):
             select.select([], [], [], 0.05)  # time.sleep is broken under libfaketime
             for number, node in enumerate(nodes):
-                if node.poll() is None or any(other.poll() == 0 for other in nodes):
+                if node.poll() is None:
                     continue
                 if time.monotonic() - lost.setdefault(number, time.monotonic()) > 2:
                     del lost[number]

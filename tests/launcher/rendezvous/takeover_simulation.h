@@ -83,8 +83,10 @@ class TakeoverSimulation {
   };
   struct LastRound {
     int number = -1;
-    std::set<Host> members, succeeded;
-    bool failed = false;  ///< it or one before
+    int first = 0;  ///< the last for which all workers started anew
+    std::set<Host> members;
+    std::map<Host, int> succeeded;  ///< in which round
+    bool failed = false;            ///< it or one before
   };
   unsigned below(unsigned n) { return n == 0 ? 0 : static_cast<unsigned>(random_() % n); }
   bool chance(unsigned percent) { return below(100) < percent; }
@@ -135,6 +137,7 @@ class TakeoverSimulation {
   void hang_up(Host host);
   void note_start(Host coordinator, const Start& start);
   void note_round(Host host, Life coordinator, int nodes);
+  static bool have_succeeded(const LastRound& last);
   void check_end(Host coordinator, const End& end) const;
   void check_workers() const;
   void check_progress() const;
