@@ -53,6 +53,32 @@ def unknown(given, known, path=""):
     return [] if given == known else [path]
 
 
+# Words that the API allows and its classes do not know: of Kubernetes 1.31, JobSet 0.8 and Kubeflow Trainer 2.
+LABEL, QUANTITY = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?"
+WORDS = {"action": "Ignore|FailJob|FailIndex|Count|FailJobSet|RestartJobSet|RestartJobSetAndIgnoreMaxRestarts", "operator": "In|NotIn|All|Any",
+         "onJobFailureReasons": "BackoffLimitExceeded|DeadlineExceeded|FailedIndexes|MaxFailedIndexesExceeded|PodFailurePolicy",
+         "completionMode": "Indexed|NonIndexed", "restartPolicy": "Always|OnFailure|Never", "medium": "|Memory|HugePages(-[0-9]+[KMG]i)?",
+         "terminationMessagePolicy": "File|FallbackToLogsOnError", "imagePullPolicy": "Always|IfNotPresent|Never", "clusterIP": "None|[0-9.]+",
+         "cpu": QUANTITY, "memory": QUANTITY, "sizeLimit": QUANTITY, "subdomain": LABEL, "key": "[-._a-zA-Z0-9]+"}
+ENVIRONMENT = r"[-._a-zA-Z][-._a-zA-Z0-9]*"
+
+
+def wrong_words(given, path=""):
+    """The paths of texts that the API refuses: words, quantities, and names that a host cannot have."""
+    if isinstance(given, list):
+        return [wrong for i, each in enumerate(given) for wrong in wrong_words(each, f"{path}[{i}]")]
+    if not isinstance(given, dict):
+        return []
+    found = []
+    for key, value in given.items():
+        allowed = WORDS.get(key) or (key == "name" and (ENVIRONMENT if ".env[" in path else LABEL))
+        for word in value if isinstance(value, list) else [value]:
+            if allowed and isinstance(word, (str, int)) and not re.fullmatch(allowed, str(word)):
+                found.append(f"{path}.{key}")
+        found += wrong_words(value, f"{path}.{key}")
+    return found
+
+
 def free_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -119,12 +145,24 @@ class Manifests(unittest.TestCase):
             self.assertIsNotNone(documents, name)
             for given, known in documents:
                 self.assertEqual([], unknown(given, known), f"{name}, {given['kind']}")
+                self.assertEqual([], wrong_words(given), f"{name}, {given['kind']}")
 
     def test_a_wrong_field_or_value_would_be_seen(self):
         text = (FOLDER / "job.yaml").read_text()
         [(given, known)] = [each for each in read(text.replace("completionMode", "completionsMode")) if each[0]["kind"] == "Job"]
         self.assertEqual([".spec.completionsMode"], unknown(given, known))
         self.assertIsNone(read(text.replace("completions: 2", "completions: two")))
+        for name, right, wrong, path in [
+                ("jobset.yaml", "action: FailJobSet", "action: FailJobSett", ".spec.failurePolicy.rules[0].action"),
+                ("jobset.yaml", "limits: {memory: 2Gi}", "limits: {memory: 2GiB}", ".limits.memory"),
+                ("trainjob.yaml", "metadata: {name: train}", "metadata: {name: Train_1}", ".metadata.name"),
+                ("job.yaml", "{name: shm, emptyDir", "{name: _shm, emptyDir", ".volumes[0].name")]:
+            text = (FOLDER / name).read_text()
+            self.assertIn(right, text)
+            documents = read(text.replace(right, wrong))
+            self.assertIsNotNone(documents, wrong)
+            found = [each for given, _ in documents for each in wrong_words(given)]
+            self.assertTrue(len(found) == 1 and found[0].endswith(path), f"{name}: {found}")
 
     def test_time_to_end_probes_and_exit_codes(self):
         for name in MANIFESTS:
