@@ -1,6 +1,6 @@
 // What ddprun makes of GPUs: the fake NVML of tests/support tells it of four, one of them divided.
 
-#include "tests/integration/job.h"
+#include "tests/integration/node_job.h"
 
 namespace ddprun::test {
 namespace {
@@ -86,6 +86,20 @@ TEST_CASE("a flag chooses GPUs of this node, in its order", "[launcher][gpu]") {
       chosen({"--nproc-per-node=gpu", "--virtual-local-rank", "--gpus=2,1"}, std::nullopt);
   CHECK(count_of("0: 2.", each) == 1);
   CHECK(count_of("0: 1.", each) == 1);
+}
+
+TEST_CASE("each node of a job chooses its own GPUs", "[launcher][gpu][nodes]") {
+  NodeJob nodes;
+  for (const char* gpus : {"--gpus=0-1", "--gpus=3,2,1"}) {
+    Command command = gpu_job("1", std::nullopt);
+    command.argv = script(nodes.flags({"--nnodes=2", "--nproc-per-node=gpu", gpus}),
+                          "echo \"$RANK of $WORLD_SIZE: $CUDA_VISIBLE_DEVICES.\"")
+                       .argv;
+    nodes.add(command);
+  }
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+  CHECK(count_of(" of 5: 0,1.", nodes.node(0).out()) == 2);
+  CHECK(count_of(" of 5: 3,2,1.", nodes.node(1).out()) == 3);
 }
 
 TEST_CASE("chosen GPUs that are not visible, or named twice, are a usage error", "[launcher][gpu]") {
