@@ -146,6 +146,7 @@ class State:
             raise RuntimeError("elastic: commit() outside of the function that elastic.run() calls")
         if self._steps_since == 0:  # a GradScaler skipped the step, perhaps because of arbitrary numbers
             self._wait()
+        self._steps_since += 1  # until _keep() has all: a signal handler that calls save() would get parts of two steps
         self._commits += 1
         if self._position is not None:
             self.batch = self._position
@@ -219,7 +220,7 @@ class State:
             raise RuntimeError("elastic: save() between an optimizer's step and commit(), or within that: call it after the next commit()")
         if dist.is_initialized() and dist.get_rank() != 0:
             return
-        file = pathlib.Path(path)
+        file = pathlib.Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
         part = file.with_name(f".{file.name}.tmp.{os.getpid()}")
         for left in file.parent.glob(f".{glob.escape(file.name)}.tmp.*"):  # by processes that were killed
             if left.suffix[1:].isdigit() and not os.path.exists("/proc/" + left.suffix[1:]):
@@ -248,6 +249,8 @@ class State:
         try:
             os.stat(path)
         except FileNotFoundError:
+            if os.path.islink(path):  # its disk may be missing
+                raise ValueError(f"{os.fspath(path)}: a link to {os.readlink(path)}, which is not there") from None
             return False
         except OSError as error:  # it may be there: save() would replace it by a new training's state
             raise ValueError(f"{os.fspath(path)}: {error.strerror}") from None
@@ -313,7 +316,7 @@ class State:
         return [buffer for held, name in self._slots if (buffer := held.get(name)) is not None]
 
     def _keep(self, look: bool = True) -> None:
-        self._steps_since += 1  # a signal handler that calls save() meanwhile would get parts of two steps
+        self._steps_since += 1
         if look:
             self._look()
         self._kept = {name: _copied(vars(self)[name]) for name in self._values}

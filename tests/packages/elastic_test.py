@@ -758,6 +758,25 @@ for other in torch.nn.Linear(4, 1), torch.nn.Linear(3, 1, bias=False):
 assert os.listdir(folder.name) == ["state.pt"]
 """)
 
+    def test_a_link_whose_disk_is_missing_is_not_taken_for_no_state_and_stays(self):
+        self.passes("""
+import pathlib, tempfile
+state = elastic.State(model=net, optimizer=optimizer, epoch=0)
+folder = tempfile.TemporaryDirectory()
+path, disk = pathlib.Path(folder.name, "state.pt"), pathlib.Path(folder.name, "disk")
+path.symlink_to(disk / "state.pt")
+try: state.resume(path)
+except ValueError as error: assert str(path) in str(error) and str(disk) in str(error), error
+else: raise SystemExit("the training would begin again")
+try: state.save(path)
+except FileNotFoundError: pass
+else: raise SystemExit("the link was replaced")
+disk.mkdir()
+state.save(path)
+assert path.is_symlink() and not (disk / "state.pt").is_symlink() and state.resume(path)
+assert os.listdir(disk) == ["state.pt"]
+""")
+
     def test_a_state_that_cannot_be_looked_up_is_not_taken_for_none(self):
         self.passes("""
 import errno
