@@ -177,7 +177,10 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
 /// Logs why the attempt is stopped, unless a worker ended it. returns the signal to stop it with
 asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& attempt) {
   if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) {
-    log_warning(job.monitor->who_ends(*received) + ": ending the job (a second signal kills it at once)");
+    log_warning(job.monitor->who_ends(*received) +
+                (job.monitor->ends_alone()
+                     ? ": ending this node's workers (a second signal kills them at once)"
+                     : ": ending the job (a second signal kills it at once)"));
     co_return received->signal;
   }
   if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) {

@@ -209,7 +209,11 @@ std::string JobMonitor::who_ends(const SignalReceived& received) const {
 asio::awaitable<json> JobMonitor::drain(std::string node, std::chrono::milliseconds patience) {
   if (node_.empty()) co_return json{{"refused", "the job has no other node that could go on"}};
   const Drain wish{++drain_requests_, std::move(node)};
-  if (!ask_to_drain_ || !ask_to_drain_(wish))
+  const Asked asked = ask_to_drain_ ? ask_to_drain_(wish) : Asked::kNo;
+  if (asked == Asked::kSoon)
+    co_return json{{"refused", "the job's coordinator is lost; try again when another node has its place"},
+                   {"searches", true}};
+  if (asked == Asked::kNo)
     co_return json{{"refused", "this node has no connection to the job's coordinator, or the job is ending"}};
   Timer timer(co_await asio::this_coro::executor, patience);
   std::optional<DrainAnswer> answer;
@@ -254,13 +258,13 @@ asio::awaitable<void> JobMonitor::drain_this_node(bool again) {
       co_return;
     }
     // Without an answer, the coordinator may be lost: then the next one is asked.
-    if (!reply.value("passes", waits) || JobEvents::Clock::now() >= until) {
+    if (!reply.value("passes", waits || reply.contains("searches")) || JobEvents::Clock::now() >= until) {
       if (again) {
         asked_to_leave_ = false;
         may_leave_ = !reply.contains("passes");
         log_warning("received SIGTERM, but this node stays in the job: " + text);
       } else {
-        log_info("the job cannot go on without this node: " + text);
+        if (reply.contains("passes")) log_info("the job cannot go on without this node: " + text);
         job_.events.push(SignalReceived{SIGTERM});
       }
       co_return;

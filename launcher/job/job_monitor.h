@@ -73,12 +73,15 @@ class JobMonitor {
   void gather() { board_.emplace(); }
   void take(const std::string& node, const Summary& summary);
   /// Who asks the coordinator. It returns false if that cannot be asked now.
-  void on_drain(std::function<bool(const Drain&)> ask) { ask_to_drain_ = std::move(ask); }
+  /// Whether the coordinator is asked, or will be there to be asked in a moment.
+  enum class Asked { kYes, kSoon, kNo };
+  void on_drain(std::function<Asked(const Drain&)> ask) { ask_to_drain_ = std::move(ask); }
   void take(const DrainAnswer& answer) {
     if (const auto asker = answered_.find(answer.request); asker != answered_.end()) asker->second(answer);
   }
   void note_drain(const std::string& node, const std::string& text);  ///< of another node
   void set_leaving() { leaving_ = true; }                             ///< this node is drained
+  bool ends_alone() const { return ends_alone_; }
   void set_ending_alone() { ends_alone_ = leaving_ = true; }  ///< its user ends it, and the others go on
   /// `ddpctl stop` ends this node's ddprun, and with it the whole job.
   bool asked_to_stop() const { return asked_to_stop_; }
@@ -101,7 +104,7 @@ class JobMonitor {
   std::optional<NodesBoard> board_;
   bool asked_to_stop_ = false, leaving_ = false, ends_alone_ = false;
   bool asked_to_leave_ = false, may_leave_ = false;  ///< by a signal; and the coordinator has agreed
-  std::function<bool(const Drain&)> ask_to_drain_;
+  std::function<Asked(const Drain&)> ask_to_drain_;
   int drain_requests_ = 0;
   std::map<int, std::function<void(const DrainAnswer&)>> answered_;  ///< by request, while somebody waits
   std::map<std::string, std::string> drained_;  ///< nodes, and what became of their ranks

@@ -143,10 +143,11 @@ class NodeSupervisor : public Supervisor {
     settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
     settings.answered = [&monitor = *job_.monitor](const DrainAnswer& answer) { monitor.take(answer); };
     // This supervisor may be gone by then.
-    job_.monitor->on_drain([&links = connections_.links](const Drain& drain) {
-      const bool asks = links.back().can_ask();
-      if (asks) links.back().send(drain);
-      return asks;
+    job_.monitor->on_drain([&links = connections_.links, lost = settings.after_loss](const Drain& drain) {
+      if (!links.back().can_ask())
+        return lost || links.back().is_lost() ? JobMonitor::Asked::kSoon : JobMonitor::Asked::kNo;
+      links.back().send(drain);
+      return JobMonitor::Asked::kYes;
     });
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }

@@ -50,7 +50,8 @@ std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wa
 Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
                                                      const std::vector<NodeId>& found) const {
   if (hands_over_at_)
-    return {"the coordinator's node is leaving the job; try again when another node has taken its place"};
+    return {"the coordinator's node is leaving the job; try again when another node has taken its place",
+            /*passes=*/true};
   if (found.empty())
     return {"the job has no node " + single_quoted(shortened(printable(wanted), kShortestId * 8)) + ": " +
             first_few(describe_nodes())};
@@ -75,7 +76,8 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
   }
   if (node.state == State::kLeaving) return {name + " is already leaving the job"};
   if (!has_started())
-    return {"the job is still waiting for its nodes; try again when its workers are running"};
+    return {"the job is still waiting for its nodes; try again when its workers are running",
+            /*passes=*/takes_over()};
   const bool works = node.state != State::kReady;
   if (works && phase_ == Phase::kRunning && unfinished_ < members_.size())
     return {"workers have succeeded: the job is about to end"};

@@ -8,6 +8,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <csignal>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -261,6 +262,8 @@ asio::awaitable<void> NodeLink::listen() {
       if (waiting->summary_ms && !std::exchange(summary_ms_, waiting->summary_ms))
         asio::co_spawn(io_, summarise(), asio::detached);
     }
+    // It goes whatever happens to the coordinator: should that be lost, nobody must wait for this node.
+    if (std::holds_alternative<Drained>(message)) send(Leave{SIGTERM});
     const auto* start = std::get_if<Start>(&message);
     if (start != nullptr && !start->in_place) signs_.begin_round();
     if (start != nullptr) begun_ = start->number, send_beat();

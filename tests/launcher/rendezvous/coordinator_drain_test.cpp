@@ -564,6 +564,38 @@ TEST_CASE("a drained node that connects again is told so, and its vote is not ne
   }
 }
 
+TEST_CASE("a drained node is not missed if the coordinator is lost while it saves", "[drain]") {
+  auto settings = job(1, 3);
+  settings.has_successors = true;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b", "c"});
+  drain(rig, "b");
+  CHECK(rig.last<Stop>(ids[2]).left == 0);  // it may not have heard it
+  REQUIRE(rig.count<Drained>(ids[1]) == 1);
+  rig.say(ids[1], Leave{SIGTERM});
+  for (const auto id : {ids[0], ids[2]}) CHECK(rig.last<Stop>(id).left == 1);
+  CHECK(rig.count<Stop>(ids[1]) == 0);
+}
+
+TEST_CASE("a drain that meets a handover, or the next coordinator before it has begun, may be asked again",
+          "[drain]") {
+  auto settings = job(1, 3);
+  settings.has_successors = true;
+  const bool is_next = GENERATE(false, true);
+  if (is_next) settings.lost_at = CoordinatorRig(settings).now();
+  CoordinatorRig rig(settings);
+  Join own = rig.wish("a");
+  own.id = "id of a";
+  rig.join(own);
+  if (!is_next) {
+    rig.join("b");
+    rig.join("c");
+    rig.obey();
+    REQUIRE(rig.hand_over("id of a"));
+  }
+  CHECK(drain(rig, is_next ? "a" : "b").passes);
+}
+
 TEST_CASE("no handover is begun for a drained node alone", "[drain]") {
   auto settings = job(1, 2);
   settings.has_successors = true;

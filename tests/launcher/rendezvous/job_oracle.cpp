@@ -171,7 +171,12 @@ void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messag
   if (!leads_in_place_) return;
   promise(succeeded_.empty(), "a round in place after a node has succeeded");
   const auto* failed = said<Failed>(cause);
-  if (failed != nullptr && failed->in_place && failed->round == led_round_ && present(sender)) ++restarts_;
+  // The workers of a spare that is taking over may fail: the node that is being drained keeps its ranks.
+  const bool takes_over = replacing_.contains(sender) && std::ranges::any_of(nodes_, [](const auto& node) {
+                            return node.second.leaving && !node.second.told;
+                          });
+  if (failed != nullptr && failed->in_place && failed->round == led_round_ && present(sender) && !takes_over)
+    ++restarts_;
   promise(restarts_ <= settings_.restarts.max_restarts, "more rounds in place than restarts are allowed");
 }
 
@@ -227,7 +232,9 @@ void JobOracle::check_start(const Outgoing& messages) {
   members_ = by_rank;
   succeeded_.clear();
   started_round_ = first.number;
-  if (!leads_in_place_) first_round_ = started_round_;
+  if (leads_in_place_) return;
+  first_round_ = started_round_;
+  replacing_.clear();
 }
 
 /// The members go on in their places, and nodes that stood by take those of lost ones.
@@ -240,6 +247,9 @@ void JobOracle::check_in_place(const std::vector<Id>& by_rank) {
     promise(nodes_.at(by_rank[i]).join.workers == nodes_.at(members_[i]).join.workers,
             "a node is replaced by one with another number of workers");
   }
+  replacing_.clear();
+  for (const Id id : by_rank)
+    if (std::ranges::count(members_, id) == 0) replacing_.insert(id);
   ++rounds_in_place_;
 }
 

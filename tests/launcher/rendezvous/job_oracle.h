@@ -67,6 +67,7 @@ class JobOracle {
   CoordinatorSettings settings_;
   std::map<Id, Node> nodes_;
   std::vector<Id> members_;  ///< of the last round that was started, by rank
+  std::set<Id> replacing_;   ///< those that took the place of others in it
   std::set<Id> succeeded_;   ///< in it
   int led_round_ = -1, started_round_ = -1;
   int first_round_ = 0;  ///< the last one that did not begin in place

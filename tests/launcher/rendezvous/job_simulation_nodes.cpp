@@ -173,6 +173,7 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
   } else if (const auto* drained = std::get_if<Drained>(&message)) {
     const int round = drained->round;
     node.optional = true;
+    say(id, Leave{SIGTERM});
     after(up_to(60), [this, id, round] {
       nodes_.at(id).running.reset();
       say(id, Ended{round, {}, /*drained=*/true});

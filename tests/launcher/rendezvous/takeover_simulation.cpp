@@ -510,6 +510,7 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     });
   } else if (const auto* drained = std::get_if<Drained>(&message)) {
     program.drained = true;
+    send(connection, Leave{SIGTERM});
     on(host, up_to(kEnding.count()),
        [this, host, connection, round = drained->round] { leave_drained(host, connection, round); });
   } else if (program.drained) {  // whatever else is said does not matter any more
