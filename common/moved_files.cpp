@@ -69,6 +69,11 @@ void move_back(const fs::path& from, const fs::path& to) {
   fs::remove(from, error);  // if it is empty
 }
 
+void try_remove(const fs::path& file) {
+  std::error_code error;
+  fs::remove(file, error);
+}
+
 void remove_empty_folders(const fs::path& folder) {
   std::error_code error;
   for (const auto& path : folder_entries(folder))

@@ -25,6 +25,9 @@ void move_file(const std::filesystem::path& from, const std::filesystem::path& t
 /// of what stays.
 void move_back(const std::filesystem::path& from, const std::filesystem::path& to);
 
+/// A file, if it is there and can be removed.
+void try_remove(const std::filesystem::path& file);
+
 /// Also those in it.
 void remove_empty_folders(const std::filesystem::path& folder);
 

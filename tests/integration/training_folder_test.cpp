@@ -67,6 +67,7 @@ fs::path half_replace(const fs::path& out, const std::vector<std::string>& repla
   const auto aside = out / ("replaced-" + list["run"].get<std::string>());
   list["set_aside"] = true;
   if (!replaced.empty()) list["replaced"] = replaced;
+  write(out / ".overwriting", aside.filename().string());
   fs::remove(out / "run.json");
   write(aside / "run.json", list.dump());
   fs::rename(out / "checkpoints", aside / "checkpoints");
@@ -360,6 +361,7 @@ TEST_CASE("an --overwrite that was killed while it moved the earlier run is undo
   const auto aside = out / ("replaced-" + list["run"].get<std::string>());
   list["set_aside"] = true;
   fs::create_directory(aside);
+  write(out / ".overwriting", aside.filename().string());
   fs::remove(out / "run.json");
   write(aside / "run.json", list.dump());
   const int moved = GENERATE(0, 1, 2, 3);  // 3: and a new run's list is lost
@@ -413,14 +415,64 @@ TEST_CASE("of several runs that were set aside, the one whose --overwrite was ki
     CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] == run);
     CHECK_FALSE(fs::exists(earlier));  // it has the next checkpoint
   }
+  SECTION("which was being moved") {
+    half_replace(out);
+    require_success(linear(out, {"--epochs=2", "--resume=auto"}));
+    CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] == run);
+    CHECK(fs::exists(earlier / "checkpoints/last.pt"));
+  }
   SECTION("and if that is not known, all are named") {
     const auto aside = half_replace(out);
+    fs::remove(out / ".overwriting");
     const auto refused = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
     CHECK(refused.status == ExitStatus::exited(2));
     CHECK_THAT(refused.err, ContainsSubstring("; earlier runs, which --overwrite set aside, are in ") &&
                                 ContainsSubstring(earlier.filename().string()) &&
                                 ContainsSubstring(aside.filename().string()));
   }
+}
+
+TEST_CASE("a run that was set aside stays where its user has moved it", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", other = dir.path() / "other";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside = half_replace(out), moved = other / aside.filename();
+  fs::create_directory(other);
+  fs::rename(aside, moved);
+  const auto before = files_in(moved);
+  require_success(linear(other, {"--epochs=1", "--overwrite"}));
+  CHECK(files_in(moved) == before);
+}
+
+TEST_CASE("a run that a killed --overwrite was moving is there for every command that reads it",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside = half_replace(out);
+  fs::rename(out / "config.toml", aside / "config.toml");
+  SECTION("--eval") { require_success(worker({"linear", "--eval", out})); }
+  SECTION("a job that overwrites the run from which it begins, and starts again") {
+    const int ranks = GENERATE(0, 2);
+    require_success(linear(out, {"--epochs=1", "--overwrite", "--init-weights=" + out.string()}, ranks));
+  }
+  SECTION("--config") {
+    require_success(linear(out, {"--overwrite", "--config=" + (out / "config.toml").string()}));
+  }
+  CHECK_FALSE(fs::exists(aside));
+}
+
+TEST_CASE("a damaged list of a run that a killed --overwrite was moving is no reason to begin again",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside = half_replace(out);
+  write(aside / "run.json", GENERATE("[]", ""));
+  const auto refused = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
+  CHECK(refused.status == ExitStatus::exited(1));
+  CHECK_THAT(refused.err, ContainsSubstring("run.json: is not the list of a run's files"));
+  CHECK(fs::exists(out / "checkpoints/last.pt"));
 }
 
 TEST_CASE("a folder replaced-... that is not a run's keeps no training from its run",

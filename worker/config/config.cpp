@@ -16,6 +16,7 @@
 #include <ddprun/ddp/norm_relu.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/model/cpu_abilities.h>
 #include <ddprun/train/model/small_convolutions.h>
 #include <ddprun/train/state/checkpoint.h>
@@ -302,10 +303,12 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.is_true("help")) help_and_exit(help_text(command));
   if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
   Values values;
-  if (typed.given("config"))
+  if (typed.given("config")) {
+    train::put_back_half_replaced(std::filesystem::absolute(typed.text("config")).parent_path());
     values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
-  else
+  } else {
     require(command, typed);
+  }
   values.overlay(typed);
   for (const char* flag : {"init-weights", "eval"})
     if (values.given(flag)) add_settings_of_run(values, flag, task);

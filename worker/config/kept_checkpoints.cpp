@@ -12,6 +12,7 @@
 #include <ddprun/common/worker_env.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/loop/resume.h>
 
 namespace ddprun::worker {
 
@@ -83,8 +84,10 @@ void check_not_of_a_run(const fs::path& file, const std::string& what) {
 fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;
+  train::put_back_half_replaced(path);
   if (!is_run_folder(path))
-    throw IoError(path, "is a folder, but not the folder of a run; expected a file or a run's folder");
+    throw IoError(path, "is a folder, but not the folder of a run; expected a file or a run's folder" +
+                            one_line(train::where_replaced(path)));
   const train::RunFolder run(path);
   const bool logs = process_env("RANK").value_or("0") == "0";
   const auto found = [&](const fs::path& file, const std::string& why,
@@ -102,7 +105,7 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
   const auto states = train::own_states(run, skipped);
   if (states.empty())
     throw IoError(
-        path, "has no checkpoint" + (run.replaced().empty() ? std::string()
+        path, "has no checkpoint" + (run.replaced().empty() ? one_line(train::where_replaced(path))
                                                             : "; the run that --overwrite replaced is in " +
                                                                   one_line(run.replaced().string())));
   for (const auto& file : states) {

@@ -1,6 +1,7 @@
 #include <ddprun/train/loop/resume.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -8,6 +9,7 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,29 +40,14 @@ std::vector<fs::path> replaced_in(const fs::path& folder) {
   return found;
 }
 
-/// Those of runs that an --overwrite set aside, if no run is here now; without any that one of these runs had
-/// replaced itself, which it lists.
-std::vector<fs::path> half_replaced(const fs::path& folder) {
+/// Where an --overwrite was moving the run that belongs here. Empty: there was none. throws IoError
+fs::path half_replaced(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error) || is_there(folder / kRunList)) return {};
-  std::vector<fs::path> found, replaced;
-  for (const auto& path : replaced_in(folder)) try {
-      const RunFolder run(path);
-      if (!run.is_set_aside()) continue;
-      found.push_back(path);
-      replaced.push_back(run.replaced().filename());
-    } catch (const IoError&) {  // somebody else's file has this name
-    }
-  std::erase_if(found, [&](const auto& path) { return std::ranges::count(replaced, path.filename()) > 0; });
-  return found;
-}
-
-/// For an error in a folder that has no run, although an --overwrite has set some aside.
-std::string where_replaced(const fs::path& folder) {
-  std::vector<std::string> names;
-  if (!is_there(folder / kRunList))
-    for (const auto& path : replaced_in(folder)) names.push_back(path.filename().string());
-  return names.empty() ? "" : "; earlier runs, which --overwrite set aside, are in " + joined(names, ", ");
+  if (!fs::is_directory(folder, error) || !is_there(folder / RunFolder::kMoving)) return {};
+  const auto name = read_file(folder / RunFolder::kMoving);
+  const bool known = name.starts_with("replaced-") && fs::path(name).filename() == name;
+  const auto aside = folder / name;
+  return known && !is_there(folder / kRunList) && is_there(aside / kRunList) ? aside : fs::path();
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -152,7 +139,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
              (folder->replaced().empty()
-                  ? ""
+                  ? where_replaced(options.out)
                   : "; the run that --overwrite replaced earlier is in " + folder->replaced().string()));
   folder->begin(names, options.overwrite);
   run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
@@ -195,18 +182,37 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
           }};
 }
 
+std::string where_replaced(const fs::path& folder) {
+  std::vector<std::string> names;
+  if (!is_there(folder / kRunList))
+    for (const auto& path : replaced_in(folder)) names.push_back(path.filename().string());
+  return names.empty() ? "" : "; earlier runs, which --overwrite set aside, are in " + joined(names, ", ");
+}
+
 void put_back_half_replaced(const fs::path& folder) {
   if (half_replaced(folder).empty()) return;
-  const auto lock = lock_folder(folder);
-  if (lock == nullptr) return;               // another process is just moving it
-  const auto found = half_replaced(folder);  // or has moved it meanwhile
-  if (found.size() != 1) return;
-  const fs::path list = kRunList, aside = found[0];
+  auto lock = lock_folder(folder);
+  for (int tries = 0; lock == nullptr && tries < 100; ++tries) {  // another process is just moving it
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    lock = lock_folder(folder);
+    if (half_replaced(folder).empty()) return;
+  }
+  const auto aside = half_replaced(folder);
+  if (lock == nullptr || aside.empty()) return;
+  const fs::path list = kRunList;
   const auto other = lock_folder(aside);
   if (other == nullptr) return;  // another process has resumed it where it is
-  for (const auto& entry : fs::recursive_directory_iterator(aside))
-    if (!entry.is_directory() && is_there(folder / entry.path().lexically_relative(aside)))
-      return;  // a new run has been here, whose list is lost
+  const auto files = [&aside] {
+    return fs::recursive_directory_iterator(aside, fs::directory_options::skip_permission_denied);
+  };
+  for (const auto& entry : files())
+    if (const auto path = entry.path().lexically_relative(aside);
+        !entry.is_directory() && is_there(folder / path)) {
+      log_warning(aside.string() +
+                  ": an --overwrite that was interrupted moved the run there, which is not " +
+                  "moved back, because " + (folder / path).string() + " is there again");
+      return;
+    }
   for (const auto& path : folder_entries(aside)) {
     const auto back = folder / path.filename();
     if (path.filename() == list) continue;  // the last: until then another attempt can follow
@@ -217,11 +223,12 @@ void put_back_half_replaced(const fs::path& folder) {
       move_file(path, back);
     }
   }
-  for (const auto& entry : fs::recursive_directory_iterator(aside))
+  for (const auto& entry : files())
     if (!entry.is_directory() && entry.path().filename() != list) return;  // and a warning has named it
   sync_folder(folder);
   move_file(aside / list, folder / list);
   remove_empty_folders(aside);
+  try_remove(folder / RunFolder::kMoving);
   log_info("the run in " + folder.string() +
            " is back in its place: --overwrite was interrupted while it moved " + "the run to " +
            aside.string());

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ddprun/common/files.h>
@@ -22,9 +23,12 @@ std::vector<FolderLock> lock_run_folder(const std::filesystem::path& folder);
 std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
 
 /// If a process was killed while its --overwrite moved the run of this folder aside, before the new run had a
-/// list of its own: moves the run back, unless the folder is in use. Whoever looks into the folder does this
-/// first. throws IoError
+/// list of its own: moves the run back. If another process is doing so, or is still moving it aside, waits
+/// for that, ten seconds at most. Whoever looks into the folder does this first. throws IoError
 void put_back_half_replaced(const std::filesystem::path& folder);
+
+/// For an error in a folder without a run: the earlier ones that --overwrite set aside in it, or nothing.
+std::string where_replaced(const std::filesystem::path& folder);
 
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.
 bool continues_in(const std::filesystem::path& run_folder, const Resumed& from);

@@ -43,11 +43,12 @@ std::pair<dev_t, ino_t> place_of(const fs::path& folder) {
 
 /// Whether keep_earlier() has given a checkpoint its second name, before it could not be replaced.
 bool is_kept_beside(const fs::path& checkpoint) {
-  const auto stem = checkpoint.stem().string();
+  const std::regex kept(R"(-branch=\d+(-v\d+)?\..*|-earlier(-v\d+)?\..*)");
   return std::ranges::any_of(folder_entries(checkpoint.parent_path()), [&](const auto& path) {
-    const auto name = path.filename().string();
-    return (name.starts_with(stem + "-branch=") || name.starts_with(stem + "-earlier")) &&
-           !fs::is_symlink(path) && place_of(path) == place_of(checkpoint);
+    const auto name = path.filename().string(), stem = checkpoint.stem().string();
+    return name.starts_with(stem) && std::regex_match(name.substr(stem.size()), kept) &&
+           path.extension() == checkpoint.extension() && !fs::is_symlink(path) &&
+           place_of(path) == place_of(checkpoint);
   });
 }
 
@@ -171,6 +172,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     if (!aside.empty()) move_back(aside, folder_);
     throw;
   }
+  try_remove(folder_ / kMoving);
 }
 
 /// A run with its list, or what looks like a run of an older version. returns  where
@@ -198,9 +200,8 @@ fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwr
   if (identity_.run.empty() || !overwrites) return move_to("earlier", std::move(all));
   set_aside_ = true;
   save(/*required=*/true);  // before anything is moved
-  const auto aside = move_to(identity_.run, std::move(all));
-  replaced_.push_back(aside.filename());
-  return aside;
+  replaced_.push_back(move_to(identity_.run, std::move(all)).filename());
+  return replaced();
 }
 
 /// All of them or none. returns  the new folder
@@ -209,13 +210,11 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
   if (names.empty()) return {};
   const auto to = free_path(folder_ / ("replaced-" + run), "");
   const auto move = [&](const fs::path& name) { move_file(folder_ / name, to / name); };
-  const auto sync = [&] {
-    sync_folder(to);
-    sync_folder(folder_);
-  };
+  const auto sync = [&] { sync_folder(to), sync_folder(folder_); };
   try {
     // First: without the list, what is left of the run is still read; with it, what is gone is missed.
     if (names.erase(kList) > 0) {
+      write_file_atomic(folder_ / kMoving, to.filename().string());
       move(kList);
       sync();
     }
@@ -231,6 +230,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     sync();
   } catch (const IoError&) {
     move_back(to, folder_);
+    try_remove(folder_ / kMoving);
     if (std::exchange(set_aside_, false)) save();
     throw;
   }
@@ -521,7 +521,7 @@ bool RunFolder::owns_temporary(const fs::path& file) const {
   if (!std::regex_match(name, parts, kTemporary)) return false;
   const auto of = parts[1].str();
   const auto written = name_of(file.parent_path() / of);
-  return of == kList || written == writing_ || files_.contains(written);
+  return of == kList || of == kMoving || written == writing_ || files_.contains(written);
 }
 
 }  // namespace ddprun::train

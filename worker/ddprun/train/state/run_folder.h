@@ -32,6 +32,7 @@ struct RunIdentity {
 /// All throw IoError.
 class RunFolder {
  public:
+  static constexpr const char* kMoving = ".overwriting";  ///< a file: where an --overwrite moves the run
   static constexpr const char* kNotOurs =
       "was not written by this run, which leaves it alone; move it, or use another --out";
 
@@ -53,7 +54,6 @@ class RunFolder {
   std::filesystem::path replaced() const {
     return replaced_.empty() ? std::filesystem::path() : folder_ / replaced_.back();
   }
-  bool is_set_aside() const { return set_aside_; }  ///< by a run that replaces it
   /// The limits within which a run without last.pt, which would say so, has ended; empty: it goes on.
   const std::string& ended_within() const { return ended_within_; }
   void end_within(const std::string& limits);

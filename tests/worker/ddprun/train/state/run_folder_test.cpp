@@ -601,7 +601,9 @@ TEST_CASE("a run that is kept for good does not say that it is set aside", "[run
   const auto earlier = make_run(dir.path());
   const bool overwrites = GENERATE(true, false);
   for (const bool again : {true, overwrites}) RunFolder(dir.path()).begin(kNames, again);
-  CHECK(RunFolder(dir.path() / ("replaced-" + earlier.run)).is_set_aside() == overwrites);
+  const auto list = read_file(dir.path() / ("replaced-" + earlier.run) / "run.json");
+  CHECK((list.find("set_aside") != std::string::npos) == overwrites);
+  CHECK_FALSE(fs::exists(dir.path() / RunFolder::kMoving));
 }
 
 TEST_CASE("a damaged list of a run that was set aside keeps no other from beginning again", "[run_folder]") {
