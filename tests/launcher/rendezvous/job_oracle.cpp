@@ -168,6 +168,12 @@ void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messag
     return present(id) && leaving.count(id) == 0 && nodes_.at(id).stays() && nodes_.at(id).open_round &&
            nodes_.at(id).stopped_round < *nodes_.at(id).open_round;
   });
+  // Or a node that was being drained keeps its ranks.
+  leads_in_place_ = leads_in_place_ || std::ranges::any_of(nodes_, [&](const auto& node) {
+                      const auto& [id, each] = node;
+                      return each.leaving && !each.told && present(id) && leaving.count(id) == 0 &&
+                             each.open_round && each.stopped_round < *each.open_round;
+                    });
   if (!leads_in_place_) return;
   promise(succeeded_.empty(), "a round in place after a node has succeeded");
   const auto* failed = said<Failed>(cause);
