@@ -1,5 +1,6 @@
 #include <ddprun/common/moved_files.h>
 
+#include <algorithm>
 #include <system_error>
 
 #include <ddprun/common/errors.h>
@@ -57,7 +58,9 @@ void move_file(const fs::path& from, const fs::path& to) {
 
 void move_back(const fs::path& from, const fs::path& to) {
   std::error_code error;
-  for (const auto& path : folder_entries(from)) try {
+  auto entries = folder_entries(from);  // a run's list says that its checkpoints are there
+  std::ranges::stable_partition(entries, [&](const auto& path) { return fs::is_directory(path, error); });
+  for (const auto& path : entries) try {
       const auto back = to / path.filename();
       if (is_there(back) && fs::is_directory(fs::symlink_status(path, error)))
         move_back(path, back);

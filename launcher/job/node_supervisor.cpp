@@ -143,12 +143,16 @@ class NodeSupervisor : public Supervisor {
     settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
     settings.answered = [&monitor = *job_.monitor](const DrainAnswer& answer) { monitor.take(answer); };
     // This supervisor may be gone by then.
-    job_.monitor->on_drain([&links = connections_.links, lost = settings.after_loss](const Drain& drain) {
-      if (!links.back().can_ask())
-        return lost || links.back().is_lost() ? JobMonitor::Asked::kSoon : JobMonitor::Asked::kNo;
-      links.back().send(drain);
-      return JobMonitor::Asked::kYes;
-    });
+    const bool can_follow = connections_.election || settings.endpoints.size() > 1;  // another coordinator
+    job_.monitor->on_drain(
+        [&links = connections_.links, can_follow, lost = settings.after_loss](const Drain& drain) {
+          if (!links.back().can_ask())
+            return can_follow && ((lost && !links.back().has_joined()) || links.back().is_lost())
+                       ? JobMonitor::Asked::kSoon
+                       : JobMonitor::Asked::kNo;
+          links.back().send(drain);
+          return JobMonitor::Asked::kYes;
+        });
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
 

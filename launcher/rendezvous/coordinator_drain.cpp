@@ -49,9 +49,10 @@ std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wa
 
 Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
                                                      const std::vector<NodeId>& found) const {
+  const bool enough = staying() - 1 >= static_cast<std::size_t>(settings_.min_nodes);
   if (hands_over_at_)
     return {"the coordinator's node is leaving the job; try again when another node has taken its place",
-            /*passes=*/true};
+            /*passes=*/enough};
   if (found.empty())
     return {"the job has no node " + single_quoted(shortened(printable(wanted), kShortestId * 8)) + ": " +
             first_few(describe_nodes())};
@@ -66,7 +67,6 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
             (settings_.has_successors && (elastic() || !is_needed(found.front()))
                  ? "send SIGTERM to its ddprun instead, and another node takes its place"
                  : "end the job with ddpctl stop instead, and start it again without this node")};
-  const bool enough = staying() - 1 >= static_cast<std::size_t>(settings_.min_nodes);
   if (draining_) {
     const Node& other = nodes_.at(draining_->node);
     if (draining_->node == found.front()) return {};

@@ -107,7 +107,7 @@ class NodeLink {
   bool was_connected() const { return connection_ != nullptr; }
   bool has_joined() const { return node_timeout_.count() > 0; }
   bool can_ask() const { return has_joined() && !finished() && !job_ended_; }
-  bool is_lost() const { return has_joined() && finished() && !job_ended_; }
+  bool is_lost() const { return has_joined() && finished() && !job_ended_ && !finished_; }
   const FormerRound& former() const { return settings_.join.former; }
   /// The address that this node gave others to reach it.
   const std::string& join_address() const { return settings_.join.address; }

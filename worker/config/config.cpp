@@ -109,6 +109,7 @@ void refuse_task_after_flags(const std::vector<std::string>& words, const Words&
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
+    train::put_back_half_replaced(std::filesystem::absolute(file).parent_path());
     const auto given = for_flag("--config", [&] { return settings::top_level_text(file, "task"); });
     name = given.text, place = given.source;
     if (name.empty())

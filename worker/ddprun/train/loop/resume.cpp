@@ -43,11 +43,13 @@ std::vector<fs::path> replaced_in(const fs::path& folder) {
 /// Where an --overwrite was moving the run that belongs here. Empty: there was none. throws IoError
 fs::path half_replaced(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error) || !is_there(folder / RunFolder::kMoving)) return {};
+  if (!fs::is_directory(folder, error) || is_there(folder / kRunList) ||
+      !fs::is_regular_file(folder / RunFolder::kMoving, error))
+    return {};
   const auto name = read_file(folder / RunFolder::kMoving);
   const bool known = name.starts_with("replaced-") && fs::path(name).filename() == name;
   const auto aside = folder / name;
-  return known && !is_there(folder / kRunList) && is_there(aside / kRunList) ? aside : fs::path();
+  return known && is_there(aside / kRunList) ? aside : fs::path();
 }
 
 /// throws  UsageError naming the setting that must not change

@@ -230,7 +230,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     sync();
   } catch (const IoError&) {
     move_back(to, folder_);
-    try_remove(folder_ / kMoving);
+    if (is_there(folder_ / kList)) try_remove(folder_ / kMoving);
     if (std::exchange(set_aside_, false)) save();
     throw;
   }
