@@ -459,6 +459,9 @@ TEST_CASE("a run that a killed --overwrite was moving is there for every command
   SECTION("--config") {
     require_success(linear(out, {"--overwrite", "--config=" + (out / "config.toml").string()}));
   }
+  SECTION("a file that names the task") {
+    require_success(worker({"--config", out / "config.toml", "--overwrite"}));
+  }
   CHECK_FALSE(fs::exists(aside));
 }
 
