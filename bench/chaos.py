@@ -14,7 +14,7 @@ Faults, at random moments `gap` seconds apart on average; repeating a name makes
   disk                    the run folder, a tmpfs of 256 MB, is full for two seconds (root)
   clock                   the wall clock jumps back by an hour, the next time forward: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
   launcher                the ddprun of a node with a rank gets SIGKILL and starts again after two seconds
-  drain                   once a spare stands by, that ddprun gets SIGTERM, as on a machine that is about to be taken away
+  drain                   once a spare stands by, the ddprun of such a node, but not the coordinator's, gets SIGTERM, as before a preemption
   cut, slow               that node's link passes nothing for --cut seconds (5), or only 2 Mbit/s
 The last three lines are for jobs on several nodes (network namespaces: several_nodes.py). Skips what this machine cannot do, and says so.
 

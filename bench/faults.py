@@ -80,6 +80,12 @@ def at_launcher(number):
     return strike
 
 
+def drain(job, pid, folder):
+    if recovery.variable(pid, "HOST_NUMBER") == "0":  # which has the coordinator: that would end a job of fixed size
+        pid = next(each for each in job.ranks().values() if each != pid)
+    at_launcher(signal.SIGTERM)(job, pid, folder)
+
+
 def has_spare(job):
     said = lambda words: sum(words in line for _, line in job.lines)
     return said("standing by") > said("it has left the job")
@@ -95,7 +101,7 @@ def at_cable(begin, end):
 
 FAULTS = {
     "kill": send(signal.SIGKILL), "segfault": send(signal.SIGSEGV), "abort": send(signal.SIGABRT), "kill-all": send(signal.SIGKILL, True),
-    "drain": at_launcher(signal.SIGTERM), "stop": stop, "oom": out_of_memory, "bad-alloc": bad_alloc, "disk": fill_disk, "clock": jump, "launcher": at_launcher(signal.SIGKILL),
+    "drain": drain, "stop": stop, "oom": out_of_memory, "bad-alloc": bad_alloc, "disk": fill_disk, "clock": jump, "launcher": at_launcher(signal.SIGKILL),
     "cut": at_cable("ip link set %s nomaster", "ip link set %s master br0"),
     "slow": at_cable("tc qdisc replace dev %s root tbf rate 2mbit burst 32k latency 400ms", "tc qdisc del dev %s root"),
 }
