@@ -59,7 +59,8 @@ void move_file(const fs::path& from, const fs::path& to) {
 void move_back(const fs::path& from, const fs::path& to) {
   std::error_code error;
   auto entries = folder_entries(from);  // a run's list says that its checkpoints are there
-  std::ranges::stable_partition(entries, [&](const auto& path) { return fs::is_directory(path, error); });
+  std::stable_partition(entries.begin(), entries.end(),
+                        [&](const auto& path) { return fs::is_directory(path, error); });
   for (const auto& path : entries) try {
       const auto back = to / path.filename();
       if (is_there(back) && fs::is_directory(fs::symlink_status(path, error)))
