@@ -67,7 +67,7 @@ fs::path half_replace(const fs::path& out, const std::vector<std::string>& repla
   const auto aside = out / ("replaced-" + list["run"].get<std::string>());
   list["set_aside"] = true;
   if (!replaced.empty()) list["replaced"] = replaced;
-  write(out / ".overwriting", aside.filename().string());
+  write(out / ".run.json.moving", aside.filename().string());
   fs::remove(out / "run.json");
   write(aside / "run.json", list.dump());
   fs::rename(out / "checkpoints", aside / "checkpoints");
@@ -361,7 +361,7 @@ TEST_CASE("an --overwrite that was killed while it moved the earlier run is undo
   const auto aside = out / ("replaced-" + list["run"].get<std::string>());
   list["set_aside"] = true;
   fs::create_directory(aside);
-  write(out / ".overwriting", aside.filename().string());
+  write(out / ".run.json.moving", aside.filename().string());
   fs::remove(out / "run.json");
   write(aside / "run.json", list.dump());
   const int moved = GENERATE(0, 1, 2, 3);  // 3: and a new run's list is lost
@@ -423,7 +423,7 @@ TEST_CASE("of several runs that were set aside, the one whose --overwrite was ki
   }
   SECTION("and if that is not known, all are named") {
     const auto aside = half_replace(out);
-    fs::remove(out / ".overwriting");
+    fs::remove(out / ".run.json.moving");
     const auto refused = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
     CHECK(refused.status == ExitStatus::exited(2));
     CHECK_THAT(refused.err, ContainsSubstring("; earlier runs, which --overwrite set aside, are in ") &&

@@ -32,7 +32,7 @@ struct RunIdentity {
 /// All throw IoError.
 class RunFolder {
  public:
-  static constexpr const char* kMoving = ".overwriting";  ///< a file: where an --overwrite moves the run
+  static constexpr const char* kMoving = ".run.json.moving";  ///< a file: where an --overwrite moves the run
   static constexpr const char* kNotOurs =
       "was not written by this run, which leaves it alone; move it, or use another --out";
 
