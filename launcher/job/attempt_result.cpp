@@ -76,13 +76,13 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
   report.root_cause = workers[root_cause];
   report.misplaced_flag = job.options.misplaced_flag;
   if (std::holds_alternative<Hung>(attempt.outcome)) {
-    report.hang = "no sign of life for " + in_seconds(*job.options.hang_timeout) + " (--hang-timeout)";
+    report.hang = {"no sign of life for " + in_seconds(*job.options.hang_timeout) + " (--hang-timeout)"};
     const auto& hung = std::get<Hung>(attempt.outcome).workers;
     if (hangs_everywhere(attempt))
-      report.hang += ", nor from any other running rank: the stacks on all nodes show which one is late";
+      report.hang.push_back("nor from any other running rank: compare the stacks on all nodes");
     else if (hung.size() > 1)
-      report.hang +=
-          ", nor from " + std::to_string(hung.size() - 1) + " more: their stacks show which one is late";
+      report.hang.push_back("nor from " + std::to_string(hung.size() - 1) +
+                            " more: their stacks show which one is late");
     if (attempt.err_plans[root_cause].console) report.root_cause.last_lines.clear();  // stacks, at most
     const auto stacks = attempt.stacks.find(report.root_cause.rank);
     if (stacks != attempt.stacks.end()) report.stacks = stacks->second;

@@ -125,7 +125,7 @@ std::string describe_root_cause(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
   const bool killed_by_memory = !root.out_of_memory.empty() && root.status == ExitStatus::killed(SIGKILL);
   std::string text = field("rank", {describe_worker(root)});
-  text += field("outcome", {report.hang.empty() ? describe(*root.status) : report.hang});
+  text += field("outcome", report.hang.empty() ? Lines{describe(*root.status)} : report.hang);
   text += sentence("memory", root.out_of_memory);
   if (!killed_by_memory && report.hang.empty()) text += sentence("hint", end_hint(*root.status));
   text += field("error", error_lines(root.error, 12, 8));

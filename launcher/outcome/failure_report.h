@@ -41,7 +41,7 @@ struct FailureReport {
   std::string program;
   std::string host;
   WorkerRecord root_cause;  ///< the first that failed, by its error file or its exit, or was silent longest
-  std::string hang = {};    ///< in place of its end: no sign of life
+  std::vector<std::string> hang = {};  ///< in place of its end, in lines: no sign of life
   std::filesystem::path stacks = {};  ///< of the root cause
   std::string misplaced_flag = {};    ///< Options::misplaced_flag
   /// That had reported an error before, and had not exited until ddprun ended them, in rank order.

@@ -147,8 +147,8 @@ TEST_CASE("without debuggers Python shows the stacks of a hang, and the report c
   }
   CHECK_THAT(run.err, ContainsSubstring("pip install py-spy"));
   CHECK_THAT(run.err,
-             ContainsSubstring("outcome   : no sign of life for 3 s (--hang-timeout), nor from 1 more: "
-                               "their stacks show which one is late\n"));
+             ContainsSubstring("  outcome   : no sign of life for 3 s (--hang-timeout)\n"
+                               "              nor from 1 more: their stacks show which one is late\n"));
   CHECK_THAT(run.err, ContainsSubstring("stacks    : " + folder.path().string()));
 }
 

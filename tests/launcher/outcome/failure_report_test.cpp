@@ -248,7 +248,7 @@ TEST_CASE("a traceback is shown once, by the worker or in the report", "[failure
 
 TEST_CASE("a hang has a report too, without a word of how ddprun ended it", "[failure_report]") {
   FailureReport report = sample_report();
-  report.hang = "no sign of life for 5 s (--hang-timeout)";
+  report.hang = {"no sign of life for 5 s (--hang-timeout)", "nor from 1 more"};
   report.stacks = "/logs/stacks_3.txt";
   report.root_cause.asked_to_end = true;
   report.ended_by_us = {0};
@@ -262,6 +262,7 @@ train.py FAILED
 Hang:
   rank      : 3 (local_rank: 1, pid: 123)
   outcome   : no sign of life for 5 s (--hang-timeout)
+              nor from 1 more
   host      : node1
   time      : 1970-01-01 00:00:00 UTC
   stacks    : /logs/stacks_3.txt
