@@ -111,24 +111,58 @@ def result(arguments, folder, job):
     return digest, (re.findall(r"loss: ([0-9.]+)", text, re.I) or ["-"])[-1].rstrip(".")
 
 
+LEGEND = {"ddprun --recover=rank, worker": "worker, --recover=rank", "ddprun --recover=rank --standby=1, worker": "worker, --recover=rank --standby=1",
+          "ddprun --recover=rank, worker, 2 nodes and a spare": "worker, --recover=rank, two nodes and a spare",
+          "ddprun, worker": "worker, restarted by ddprun", "ddprun, Python": "Python, restarted by ddprun", "torchrun, Python": "Python, restarted by torchrun",
+          "ft_launcher, Python": "Python, restarted by ft_launcher", "torchft, Python": "Python, with torchft"}
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8c6bb1", "#56b4e9", "#8a8f98"]
+STYLE = """<style>
+text { fill: #24292f; font: 13px sans-serif } .title { font-size: 16px; font-weight: bold } .soft { fill: #59636e }
+.paper { fill: #ffffff } .grid { stroke: #e3e6ea } .middle { text-anchor: middle } .end { text-anchor: end }
+polyline { fill: none; stroke-width: 1.8 }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .soft { fill: #9aa4af } .paper { fill: #0d1117 } .grid { stroke: #30363d } }
+</style>"""
+
+
 def picture(path, runs):
-    """Steps over time, a line for each run, with a mark at each fault."""
-    width, height, colours = 900, 420, ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"]
+    """Steps over time, a line for each run, with a mark at each fault; the names in the order in which the runs ended."""
+    left, top, width, height = 66, 78, 870, 440
     longest = max(new[-1][0] - new[0][0] for _, new, _ in runs)
     most = max(new[-1][1] for _, new, _ in runs)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 60} {height + 50}" font-family="sans-serif" font-size="13">',
-             f'<rect width="{width + 60}" height="{height + 50}" fill="white"/>']
+    place = lambda seconds, step: (left + width * seconds / longest, top + height * (1 - step / most))
+    text = lambda x, y, words, kind="": f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{words}</text>'
+    grid = lambda x1, y1, x2, y2: f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 570">', STYLE, '<rect class="paper" width="960" height="570" rx="8"/>',
+             text(24, 32, f"The same {most} training steps on two ranks, under the same list of faults", "title"),
+             text(24, 54, "worker: the trainer in C++. Python: a script that saves every 10 steps. A dot is a fault; a cross, the end of a run "
+                          "that did not finish.", "soft")]
+    for step in range(0, most + 1, 50 if most > 100 else 10):
+        (x, y), (end, _) = place(0, step), place(longest, step)
+        parts += [grid(x, y, end, y), text(x - 8, y + 4, step, "end soft")]
+    for second in range(0, int(longest) + 1, 10):
+        (x, y), (_, end) = place(second, 0), place(second, most)
+        parts += [grid(x, y, x, end), text(x, y + 20, second, "middle soft")]
+    parts += [text(left + width / 2, 556, "seconds", "middle soft"),
+              f'<text transform="translate(18 {top + height / 2}) rotate(-90)" class="middle soft">training step</text>']
+    ended = sorted(range(len(runs)), key=lambda i: (runs[i][1][-1][1] < most, runs[i][1][-1][0] - runs[i][1][0][0]))
+    parts.append(f'<rect class="paper" x="496" y="{top + height - 20 * len(runs) - 22}" width="438" height="{20 * len(runs) + 12}"/>')
     for i, (name, new, struck) in enumerate(runs):
-        place = lambda at, step: (50 + width * (at - new[0][0]) / longest, 10 + height * (1 - step / most))
-        points = " ".join("%.1f,%.1f" % place(at, step) for at, step in new)
-        parts.append(f'<polyline fill="none" stroke="{colours[i % 10]}" stroke-width="1.5" points="{points}"/>')
-        parts.append(f'<text x="620" y="{270 + 18 * i}" fill="{colours[i % 10]}">{name}</text>')
+        colour, begin = COLOURS[i % len(COLOURS)], new[0][0]
+        points = " ".join("%.1f,%.1f" % place(at - begin, step) for at, step in new)
+        dashes = ' stroke-dasharray="7 3"' if i % 4 == 1 else ""  # where two lie on each other, both colours show
+        parts.append(f'<polyline stroke="{colour}"{dashes} points="{points}"/>')
         for at, fault, *_ in struck:
-            x, y = place(at, max([step for when, step in new if when <= at], default=0))
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 10]}"><title>{fault}</title></circle>')
-    parts.append(f'<text x="50" y="{height + 40}">0 s</text><text x="{width}" y="{height + 40}">{longest:.0f} s</text>')
-    parts.append(f'<text x="5" y="20">{most}</text><text x="5" y="{height + 10}">step</text></svg>')
-    path.write_text("\n".join(parts))
+            x, y = place(at - begin, max([step for when, step in new if when <= at], default=0))
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour}"><title>{fault}</title></circle>')
+        x, y = place(new[-1][0] - begin, new[-1][1])
+        complete = new[-1][1] == most
+        if not complete:
+            parts.append(f'<path stroke="{colour}" stroke-width="2.4" d="M{x - 6:.1f} {y - 6:.1f}l12 12m0 -12l-12 12"/>')
+        row = top + height - 20 * (len(runs) - ended.index(i)) - 4
+        spent = f"{new[-1][0] - begin:.1f} s" if complete else f"no step after {new[-1][1]}"
+        parts += [f'<path stroke="{colour}" stroke-width="2.4"{dashes} d="M505 {row - 4:.1f}h26"/>', text(538, row, LEGEND.get(name, name)),
+                  text(left + width - 6, row, spent, "end soft")]
+    path.write_text("\n".join([*parts, "</svg>\n"]))
 
 
 def shown(values, fraction=0.5):
