@@ -1,6 +1,7 @@
-"""quickstart.sh builds the CUDA plug-in where there is an NVIDIA driver, and says which backend the first run used.
+"""quickstart.sh builds the CUDA plug-in where there is an NVIDIA driver, and says which backend the first run used;
+setup.sh installs what ddprun calls.
 
-The script runs as it is, in a folder whose setup, build and programs only note how they were called.
+The scripts run as they are, in a folder whose programs only note how they were called.
 """
 import json
 import os
@@ -78,6 +79,18 @@ class Quickstart(unittest.TestCase):
         done = subprocess.run([SCRIPTS / "build.sh", "--cuda"], capture_output=True, text=True, timeout=60)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
         self.assertIn("--cuda: expected with --programs", done.stderr)
+
+    def test_setup_installs_a_tool_for_stacks(self):
+        for name in ["apt-get", "apt-cache", "sudo"]:
+            self.note(f"bin/{name}", '[ "$1" = env ] || exit 1; exec "$@"')
+        self.script("bin/dpkg-query", "#!/bin/sh\n")  # nothing is installed
+        shutil.copy(SCRIPTS / "setup.sh", self.root / "scripts")
+        done = subprocess.run([self.root / "scripts/setup.sh", "--no-libtorch"], capture_output=True, text=True, timeout=60, cwd=self.root,
+                              env={**os.environ, "PATH": f"{self.root}/bin:/usr/bin:/bin", "HOME": str(self.root)})
+        self.assertEqual(done.returncode, 1, done.stderr)
+        installs = [call.split() for call in (self.root / "calls").read_text().splitlines() if call.startswith("apt-get install ")]
+        self.assertEqual(len(installs), 1, done.stderr)
+        self.assertIn("elfutils", installs[0])
 
 
 if __name__ == "__main__":
