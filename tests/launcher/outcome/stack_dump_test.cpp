@@ -15,6 +15,7 @@
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/plan/launch_plan.h"
+#include "tests/launcher/stopped_clock.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 #include "tests/support/forbid.h"
@@ -380,6 +381,17 @@ TEST_CASE("a tool that takes too long can detach, and the process goes on", "[st
   CHECK_THAT(describe(results[0]), ContainsSubstring("no stacks: gdb: not done in time"));
   CHECK(test::count_of("detached", read_file(results[0].file)) == (obeys ? 1 : 0));
   CHECK(wait_until([&] { return state_of(child->pid()) == (stopped ? 'T' : 'S'); }));
+}
+
+TEST_CASE("a tool has three seconds", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const test::StoppedClock clock;
+  StackDump dump({{0, child->pid()}}, fake_gdb(folder, "exec sleep 600"));
+  CHECK_FALSE(dump.advance());
+  CHECK_FALSE(dump.looking());
+  CHECK(dump.next() == StackDump::Clock::now() + std::chrono::seconds(3));
 }
 
 constexpr pid_t kPid = 4711;
