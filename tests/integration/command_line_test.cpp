@@ -59,6 +59,8 @@ TEST_CASE("a task's help is what people set most, on one screen of 80 columns wi
       for (std::string line; std::getline(lines, line);) {
         CAPTURE(line);
         CHECK(line.size() <= 80);
+        const std::string names = line.substr(0, line.find("  ", 2));  // "-h, --help" is one flag
+        if (line.starts_with("  -")) CHECK(names.find("--") == names.rfind("--"));
       }
     }
   }

@@ -85,6 +85,12 @@ TEST_CASE("mnist's predicted classes of a data set's pictures are those of --eva
   CHECK_THAT(child.out(), ContainsSubstring("PICTURE ") && ContainsSubstring("0099.png"));
   const auto shown = image::read_png(out / "pictures/001_0000.png");
   CHECK((shown.width >= 224 && shown.height > 224));
+  const auto bare = image::read_png(dir.path() / "pictures/0000.png");
+  const auto& likeliest = predictions[0]["classes"][0];
+  char percent[32];
+  std::snprintf(percent, sizeof percent, " %.1f %%", 100 * likeliest["probability"].get<double>());
+  CHECK(shown.bytes == image::with_label(bare, likeliest["class"].get<std::string>() + percent).bytes);
+  CHECK(shown.bytes != image::with_label(bare, "").bytes);
 
   check_python(dir.path(), "PIL", R"(
 import json, numpy as np, torch, torch.nn as nn, torch.nn.functional as F

@@ -194,6 +194,7 @@ TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[trai
                          (out / "checkpoint.pt").string() + "\n",
                      child.out()) == 1);
     CHECK(count_of("Training checkpoint saved", child.out()) == 3);
+    CHECK(count_of("\n  training    train_loss 0.", child.out()) == 1);
     CHECK(fs::file_size(out / "checkpoint.pt") > 0);
     CHECK(fs::exists(out / "checkpoints/last.pt"));
     CHECK(read_summary(out)["epochs"] == 5);

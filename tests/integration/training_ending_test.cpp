@@ -1,4 +1,5 @@
 // What people see when a training ends: its results, or one error.
+#include <ddprun/image/image_files.h>
 #include "tests/integration/sam_job.h"
 
 using namespace ddprun;
@@ -51,20 +52,58 @@ TEST_CASE("a training ends with a card of its results and the next commands, fro
 TEST_CASE("what a run reports is its best model, where one is kept, and its last one too", "[training]") {
   const SamRun sam;
   const auto run = sam.dir.path() / "run";
-  sam.run(2, "run", {"--epochs=6", "--lr=0.01"});  // soon too large
+  sam.run(2, "run", {"--epochs=6", "--lr=0.01", "--prompts-per-image=1"});  // soon too large
   const auto summary = read_summary(run);
   REQUIRE(summary["best"]["step"] < summary["last"]["step"]);
   CHECK(summary["epochs_count_from"] == 0);
   CHECK(summary["last"]["val_dice"].get<double>() ==
         Approx(std::stod(values_of(run, "val_dice").back())).epsilon(1e-4));
-  CHECK(summary["best"]["val_dice"].get<double>() > summary["last"]["val_dice"].get<double>());
+  REQUIRE(summary["best"]["val_dice"].get<double>() > summary["last"]["val_dice"].get<double>() + 1e-3);
   CHECK(summary["val_dice"].get<double>() == Approx(summary["best"]["val_dice"].get<double>()).epsilon(1e-4));
+  const auto page = read_file(run / "report.html");
+  const std::string dice = "<dt>validation Dice</dt><dd>";
+  REQUIRE(page.find(dice) != std::string::npos);
+  CHECK(std::stod(page.substr(page.find(dice) + dice.size(), 9)) ==
+        Approx(summary["best"]["val_dice"].get<double>()).margin(2e-4));
+  double sum = 0, shown = 0;  // of the pictures' captions
+  for (const auto& caption : image::read_png(run / "figures/samples.png").captions)
+    if (const std::string before = "Predicted Mask, Dice "; caption.text.starts_with(before)) {
+      CHECK_THAT(page, ContainsSubstring(caption.text));
+      sum += std::stod(caption.text.substr(before.size()));
+      ++shown;
+    }
+  REQUIRE(shown > 0);
+  CHECK(sum / shown == Approx(summary["best"]["val_dice"].get<double>()).margin(2e-4));
   auto evaluation = training("sam", 2, sam.dir.path() / "eval", {"--eval=" + run.string()});
   evaluation.env["OMP_NUM_THREADS"] = "1";
   Child child(evaluation);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   const auto again = nlohmann::json::parse(read_file(sam.dir.path() / "eval/evaluation.json"));
   CHECK(again["val_dice"].get<double>() == Approx(summary["val_dice"].get<double>()).epsilon(1e-4));
+}
+
+TEST_CASE("a task that keeps its best model tests that one at the end, and says so", "[training]") {
+  const auto [task, metric, of_task] = GENERATE(table<std::string, std::string, std::vector<std::string>>(
+      {{"linear", "val_loss", {"--lr=0.01", "--val-split=0.2"}},
+       {"mnist",
+        "test_loss",
+        {"--data=fashion-mnist", "--limit-train=320", "--limit-test=100", "--batch-size=32"}}}));
+  if (task == "mnist") need_fashion_mnist();
+  const TempDir dir;
+  const auto run = dir.path() / "run";
+  auto flags = of_task;  // the worst is to pass for the best: the first epoch
+  flags.insert(flags.end(), {"--epochs=3", "--save-top-k=1", "--monitor=train_loss_epoch", "--mode=max"});
+  Child child(training(task, 2, run, flags));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto losses = values_of(run, metric);
+  REQUIRE(losses.size() == 3);
+  const double best = std::stod(losses.front());
+  REQUIRE(std::stod(losses.back()) < 0.99 * best);
+  CHECK(read_summary(run)[metric].get<double>() == Approx(best).epsilon(1e-3));
+  const auto out = child.out();
+  CAPTURE(out);
+  CHECK(lines_with(task == "mnist" ? "  test        test_loss " : "  validation  val_loss ", out) == 1);
+  CHECK_THAT(out, ContainsSubstring(", of the best\n") && ContainsSubstring(" --eval " + run.string()));
 }
 
 TEST_CASE("a training whose last loss is NaN fails, with few restarts, unless --allow-nan", "[training]") {

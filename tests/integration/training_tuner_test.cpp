@@ -73,8 +73,8 @@ TEST_CASE("the finder of batch sizes stops at the memory, or at the training set
   Child whole(mnist(0, run, small({"--find-batch-size"})));
   CHECK(whole.wait(kTraining) == ExitStatus::exited(0));
   CHECK(number_after("suggested batch size: --batch-size ", whole.err()) == 512);
-  CHECK_THAT(whole.err(), ContainsSubstring("(the training set has no more samples)") &&
-                              ContainsSubstring(",") && !ContainsSubstring("e+"));
+  CHECK_THAT(whole.err(),
+             ContainsSubstring("(the training set has no more samples)") && !ContainsSubstring("e+"));
   CHECK(fs::file_size(run / "batch_size_finder.svg") > 1000);
 
   auto command =

@@ -56,11 +56,6 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
 
 std::string short_number(double value) { return formatted("%.3g", value); }
 
-/// "0.25", "97.5", "1,840": three digits, and all before the point.
-std::string rounded(double value) {
-  return value < 999.5 ? short_number(value) : with_commas(std::llround(value));
-}
-
 /// Into --out, or the working directory; there is no run.
 void draw(const Run& run, const std::string& name, const report::LineChart& chart) {
   if (!run.on_rank_0()) return;
@@ -118,6 +113,10 @@ std::optional<double> try_batch_size(ParallelModel& model, const Run& run) {
 }
 
 }  // namespace
+
+std::string rounded_text(double value) {
+  return value < 999.5 ? short_number(value) : with_commas(std::llround(value));
+}
 
 std::optional<double> LrSearch::next_lr() const {
   const auto step = static_cast<std::int64_t>(losses_.size());
@@ -189,8 +188,8 @@ std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
     why = "batches of " + std::to_string(in_force.batch_size) + " do not fit in memory";
     if (!speed) break;
     largest = in_force.batch_size;
-    log_info("batches of " + std::to_string(largest) + ": " + rounded(*speed) + " samples/s, " +
-             rounded(after) + " MiB");
+    log_info("batches of " + std::to_string(largest) + ": " + rounded_text(*speed) +
+             " samples/s, " + rounded_text(after) + " MiB");
     speeds.x.push_back(static_cast<double>(largest));
     speeds.y.push_back(*speed);
     why = "the next would take more than the free memory";

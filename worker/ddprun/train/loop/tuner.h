@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ddprun/train/model/run.h>
@@ -32,6 +33,9 @@ class LrSearch {
   double average_ = 0, best_ = 0;
   bool diverged_ = false;
 };
+
+/// "0.25", "97.5", "1,840": three digits, and all before the point.
+std::string rounded_text(double value);
 
 /// Trains with rising learning rates, reports the best, and draws lr_finder.svg into figures/ of the run
 /// folder. Every rank calls it. Changes the task's module.

@@ -14,6 +14,14 @@
 using namespace ddprun;
 using train::LrSearch;
 
+TEST_CASE("the finder of batch sizes prints no exponents", "[tuner]") {
+  CHECK(train::rounded_text(1020.4) == "1,020");
+  CHECK(train::rounded_text(999.6) == "1,000");
+  CHECK(train::rounded_text(999.4) == "999");
+  CHECK(train::rounded_text(97.52) == "97.5");
+  CHECK(train::rounded_text(1234567) == "1,234,567");
+}
+
 TEST_CASE("a learning-rate search smooths, stops and suggests as Lightning's", "[tuner]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto falling = [](double x) {
