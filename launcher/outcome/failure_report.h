@@ -42,8 +42,8 @@ struct FailureReport {
   std::string host;
   WorkerRecord root_cause;  ///< the first that failed, by its error file or its exit, or was silent longest
   std::vector<std::string> hang = {};  ///< in place of its end, in lines: no sign of life
-  std::filesystem::path stacks = {};  ///< of the root cause
-  std::string misplaced_flag = {};    ///< Options::misplaced_flag
+  std::filesystem::path stacks = {};   ///< of the root cause
+  std::string misplaced_flag = {};     ///< Options::misplaced_flag
   /// That had reported an error before, and had not exited until ddprun ended them, in rank order.
   std::vector<WorkerRecord> not_exited = {};
   std::vector<WorkerRecord> others;  ///< that also failed on their own, in rank order

@@ -188,8 +188,8 @@ std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
     why = "batches of " + std::to_string(in_force.batch_size) + " do not fit in memory";
     if (!speed) break;
     largest = in_force.batch_size;
-    log_info("batches of " + std::to_string(largest) + ": " + rounded_text(*speed) +
-             " samples/s, " + rounded_text(after) + " MiB");
+    log_info("batches of " + std::to_string(largest) + ": " + rounded_text(*speed) + " samples/s, " +
+             rounded_text(after) + " MiB");
     speeds.x.push_back(static_cast<double>(largest));
     speeds.y.push_back(*speed);
     why = "the next would take more than the free memory";
