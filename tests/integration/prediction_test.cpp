@@ -89,8 +89,8 @@ TEST_CASE("mnist's predicted classes of a data set's pictures are those of --eva
   const auto& likeliest = predictions[0]["classes"][0];
   char percent[32];
   std::snprintf(percent, sizeof percent, " %.1f %%", 100 * likeliest["probability"].get<double>());
-  CHECK(shown.bytes == image::with_label(bare, likeliest["class"].get<std::string>() + percent).bytes);
-  CHECK(shown.bytes != image::with_label(bare, "").bytes);
+  CHECK((shown.bytes == image::with_label(bare, likeliest["class"].get<std::string>() + percent).bytes));
+  CHECK((shown.bytes != image::with_label(bare, "").bytes));
 
   check_python(dir.path(), "PIL", R"(
 import json, numpy as np, torch, torch.nn as nn, torch.nn.functional as F
