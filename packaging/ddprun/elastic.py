@@ -212,7 +212,7 @@ class State:
         """On rank 0, writes the state of the last commit, for torch.load(). An existing file is replaced once the new one is complete.
 
         Raises RuntimeError between an optimizer's step and the end of the commit(), because the weights are then not those of the last commit; and
-        with replicate=True, because rank 0 has only its shard.
+        with replicate=True, because rank 0 has only its shard; TypeError for a value that resume() could not read.
         """
         if self._shards is not None:
             raise RuntimeError("elastic: save() does not write shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
@@ -220,6 +220,8 @@ class State:
             raise RuntimeError("elastic: save() between an optimizer's step and commit(), or within that: call it after the next commit()")
         if dist.is_initialized() and dist.get_rank() != 0:
             return
+        payload = self._payload(saving=True)
+        _check_readable(payload)
         file = pathlib.Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
         part = file.with_name(f".{file.name}.tmp.{os.getpid()}")
         for left in file.parent.glob(f".{glob.escape(file.name)}.tmp.*"):  # by processes that were killed
@@ -227,7 +229,7 @@ class State:
                 left.unlink(missing_ok=True)
         try:
             with open(part, "wb") as out:
-                torch.save(self._payload(saving=True), out)
+                torch.save(payload, out)
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(part, file)
@@ -249,8 +251,10 @@ class State:
         try:
             os.stat(path)
         except FileNotFoundError:
-            if os.path.islink(path):  # its disk may be missing
-                raise ValueError(f"{os.fspath(path)}: a link to {os.readlink(path)}, which is not there") from None
+            place = pathlib.Path(os.path.abspath(path))
+            for part in (place, *place.parents):
+                if part.is_symlink() and not part.exists():  # its disk may be missing
+                    raise ValueError(f"{os.fspath(path)}: {part} is a link to {os.readlink(part)}, which is not there") from None
             return False
         except OSError as error:  # it may be there: save() would replace it by a new training's state
             raise ValueError(f"{os.fspath(path)}: {error.strerror}") from None
@@ -676,6 +680,7 @@ class _Memory:
 
     def _write(self, commits: int, payload: Dict[str, Any]) -> None:
         try:
+            _check_readable(payload)
             state = io.BytesIO()
             torch.save(payload, state)
             head = json.dumps({"program": "ddprun.elastic", "commits": commits}).encode()
@@ -832,8 +837,9 @@ class _Rounds:
         listening = _socket_fd("DDPRUN_STORE_FD") if rank == 0 else None
         if rank != 0:
             self._until(lambda: _listens(address, port))
+        older = {"use_libuv": False} if torch.__version__ < "2.11" else {}  # its libuv store refuses a socket that listens already
         self._store = dist.TCPStore(
-            address, port, world, is_master=rank == 0, timeout=self._timeout, wait_for_workers=False, master_listen_fd=listening
+            address, port, world, is_master=rank == 0, timeout=self._timeout, wait_for_workers=False, master_listen_fd=listening, **older
         )
         store = dist.PrefixStore(f"ddprun/{self._round}", self._store)
         store.add("here", 1)
@@ -1124,6 +1130,27 @@ def _mapped(value: Any, of: Any, function: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_mapped(item, of, function) for item in value)
     return value
+
+
+def _check_readable(payload: Dict[str, Any]) -> None:
+    """Raises TypeError, which names it, for a value that torch.load(weights_only=True) refuses: it would be missed when it is needed."""
+    plain = _mapped(payload, torch.Tensor, lambda tensor: None)
+
+    def is_readable(value: Any) -> bool:
+        written = io.BytesIO()
+        torch.save(value, written)
+        written.seek(0)
+        with contextlib.suppress(Exception):  # torch.load raises a dozen kinds
+            torch.load(written, weights_only=True)
+            return True
+        return False
+
+    if is_readable(plain):
+        return
+    for name, value in {**plain["values"], **plain["objects"]}.items():
+        if not is_readable(value):
+            raise TypeError(f"elastic.State: {name}, a {type(value).__name__}, could not be read again: give tensors, numbers, text, and lists, "
+                            "tuples or dicts of them (float(x) for a number of numpy's)")
 
 
 def _on_cpu(payload: Dict[str, Any]) -> Any:

@@ -318,7 +318,8 @@ def then(function, first):
 elastic._runs_ahead, elastic._wait_for = lambda device: True, wait
 elastic._broadcast = then(elastic._broadcast, wait)
 elastic._abort = then(elastic._abort, aborted.set)
-dist.distributed_c10d._abort_process_group = then(dist.distributed_c10d._abort_process_group, aborted.set)
+if hasattr(dist.distributed_c10d, "_abort_process_group"):
+    dist.distributed_c10d._abort_process_group = then(dist.distributed_c10d._abort_process_group, aborted.set)
 
 class Sgd(torch.optim.Optimizer):
     def __init__(self): super().__init__(net.parameters(), {"lr": 0.01})
@@ -775,6 +776,39 @@ disk.mkdir()
 state.save(path)
 assert path.is_symlink() and not (disk / "state.pt").is_symlink() and state.resume(path)
 assert os.listdir(disk) == ["state.pt"]
+""")
+
+    def test_a_folder_whose_disk_is_missing_is_not_taken_for_no_state(self):
+        self.passes("""
+import pathlib, tempfile
+state = elastic.State(model=net, optimizer=optimizer, epoch=0)
+folder = tempfile.TemporaryDirectory()
+runs, disk = pathlib.Path(folder.name, "runs"), pathlib.Path(folder.name, "disk")
+runs.symlink_to(disk)
+try: state.resume(runs / "a/state.pt")
+except ValueError as error: assert str(runs) in str(error) and str(disk) in str(error), error
+else: raise SystemExit("the training would begin again")
+disk.mkdir()
+assert not state.resume(runs / "a/state.pt")
+""")
+
+    def test_a_value_that_could_not_be_read_again_is_not_saved(self):
+        self.passes("""
+import datetime, io, pathlib, tempfile
+folder = tempfile.TemporaryDirectory()
+path = pathlib.Path(folder.name, "state.pt")
+state = elastic.State(model=net, optimizer=optimizer, epoch=0, best=0.5, kept=[1, {"a": (2.5, "b", None, net.weight.detach())}])
+state.save(path)
+state.best = datetime.timedelta(1)
+state._keep()
+try: state.save(path)
+except TypeError as error: assert "elastic.State: best, a timedelta, could not be read again" in str(error), error
+else: raise SystemExit("it was saved")
+said, sys.stderr = sys.stderr, io.StringIO()
+state._memory._write(1, state._payload())
+assert "no longer copied to ddprun's memory: elastic.State: best" in sys.stderr.getvalue(), sys.stderr.getvalue()
+sys.stderr = said
+assert os.listdir(folder.name) == ["state.pt"] and state.resume(path) and state.best == 0.5
 """)
 
     def test_a_state_that_cannot_be_looked_up_is_not_taken_for_none(self):
