@@ -1,5 +1,6 @@
 #include "launcher/job/attempt.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -12,6 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
@@ -161,8 +164,9 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
       targets.push_back({attempt.specs[i].rank, group.workers()[i].process.pid});
   const auto give_up = gives_up(job);
   const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, give_up);
-  const auto path = process_env("PATH").value_or("/bin:/usr/bin");
-  StackDump dump(targets, folder.empty() ? StackTools() : find_stack_tools(path));
+  StackTools tools;
+  if (!folder.empty()) tools = co_await find_stack_tools();
+  StackDump dump(targets, std::move(tools));
   while (!dump.advance() && group.user_signals().empty()) co_await group.wait_for_event(dump.next());
   auto results = dump.finish();
   const std::chrono::seconds patience(group.user_signals().empty() ? 10 : 1);
@@ -263,6 +267,40 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
          std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
 }
 
+/// A child that becomes a program on a disk that does not answer would hold up the loop, which sleeps until
+/// then: looks at the file first. False if a signal or the time limit comes meanwhile, which wait() handles.
+asio::awaitable<bool> program_answers(const Job& job, const std::function<bool()>& give_up) {
+  const std::function<void()> look = [path = job.program.path] {
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    char byte;
+    if (file) [[maybe_unused]]
+      const auto ignored = ::read(file.get(), &byte, 1);
+  };
+  co_return co_await run_aside(look, job.deadline, &give_up) == AsideEnd::kDone;
+}
+
+/// The pipe of file timers; none if it cannot be made, since the job can go on without it.
+asio::awaitable<UniqueFd> make_timer_pipe(const Job& job, const std::function<bool()>& give_up) {
+  constexpr std::chrono::seconds kPatience{10};
+  struct Made {
+    UniqueFd pipe;
+    std::string problem;
+  };
+  const auto made = std::make_shared<Made>();
+  const std::function<void()> make = [made, path = job.timer_file] {
+    try {
+      made->pipe = FileTimers::make_pipe(path);
+    } catch (const IoError& error) {
+      made->problem = error.what();
+    }
+  };
+  const AsideEnd end = co_await run_aside(make, Clock::now() + kPatience, &give_up);
+  if (end == AsideEnd::kGivenUp) co_return UniqueFd();
+  if (end == AsideEnd::kLate) made->problem = IoError(job.timer_file, "the disk does not answer").what();
+  if (!made->problem.empty()) log_warning(made->problem + ": the job goes on without file timers");
+  co_return std::move(made->pipe);
+}
+
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
 /// cannot start.
 asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
@@ -287,6 +325,8 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
     if (lost[i]) starting.push_back(plans[i]);
   co_await parts.logs.make_files(starting, give_up);
   if (job.preload != nullptr) co_await job.preload->have(starting.size(), give_up);
+  const bool answers = co_await program_answers(job, give_up);
+  if (!answers) co_return true;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
@@ -433,20 +473,27 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
 
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });
-  std::optional<FileTimers> timers;
-  if (!job.timer_file.empty())
-    timers.emplace(job.io, job.timer_file,
-                   [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
   check_descriptors(output_plans, 1 + (job.options.hang_timeout ? 1 : 0) + (recovers(job) ? 1 : 0),
                     job.preload != nullptr ? 1 : 0);
   co_await logs.make_files(output_plans, give_up);
   if (job.preload != nullptr) co_await job.preload->have(attempt.specs.size(), give_up);
+  std::optional<FileTimers> timers;
+  if (!job.timer_file.empty()) {
+    UniqueFd pipe = co_await make_timer_pipe(job, give_up);
+    if (pipe)
+      timers.emplace(job.io, std::move(pipe),
+                     [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
+  }
+  bool answers = true;  // as ddprun starts, it has just looked
+  if (round.number > 0) answers = co_await program_answers(job, give_up);
   try {
-    const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t i) {
-      if (i > 0) ends.close(i - 1);  // its worker has inherited them
-      return logs.open(i, output_plans[i]);
-    });
+    std::optional<StartFailed> start_failed;
+    if (answers)
+      start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t i) {
+        if (i > 0) ends.close(i - 1);  // its worker has inherited them
+        return logs.open(i, output_plans[i]);
+      });
     if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
     ends = {};
     if (job.options.show_ranks)
@@ -486,6 +533,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
     attempt.last_lines.push_back(logs.last_error_lines(i));
   attempt.workers = group.take_workers();
   co_await read_errors(job, attempt.workers, attempt);
+  if (timers) {
+    timers.reset();
+    const std::function<void()> remove = [path = job.timer_file] { ::unlink(path.c_str()); };
+    co_await run_aside(remove, Clock::now() + std::chrono::seconds(1), &give_up);
+  }
   job.events.forget_exits();
   co_return attempt;
 }

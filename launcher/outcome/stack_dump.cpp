@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -39,11 +41,13 @@ namespace bp = boost::process;
 #include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
+#include "launcher/events/threads.h"
 #include "launcher/plan/launch_plan.h"
 #include "launcher/workers/job_processes.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
+namespace asio = boost::asio;
 namespace {
 
 namespace fs = std::filesystem;
@@ -184,6 +188,19 @@ KernelView kernel_view(pid_t pid) {
 StackTools find_stack_tools(const std::string& search_path) {
   return {find_or_empty("eu-stack", search_path), find_or_empty("gdb", search_path),
           find_or_empty("py-spy", search_path)};
+}
+
+asio::awaitable<StackTools> find_stack_tools() {
+  constexpr std::chrono::seconds kPatience{1};
+  const std::string system = "/usr/local/bin:/usr/bin:/bin";
+  const auto found = std::make_shared<StackTools>(), in_system = std::make_shared<StackTools>();
+  const auto path = process_env("PATH").value_or(system);
+  const std::function<void()> look = [found, path] { *found = find_stack_tools(path); };
+  if (co_await run_aside(look, LoopClock::now() + kPatience) == AsideEnd::kDone) co_return *found;
+  const std::function<void()> look_in_system = [in_system, system] { *in_system = find_stack_tools(system); };
+  if (co_await run_aside(look_in_system, LoopClock::now() + kPatience) == AsideEnd::kDone)
+    co_return *in_system;
+  co_return StackTools();
 }
 
 std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, const KernelView& process) {

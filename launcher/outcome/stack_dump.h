@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <boost/asio/awaitable.hpp>
 #include <chrono>
 #include <filesystem>
 #include <map>
@@ -36,8 +37,12 @@ struct StackTools {
   std::string py_spy;  ///< for Python frames
 };
 
-/// Finds the tools in these folders ($PATH).
+/// Finds the tools in these folders.
 StackTools find_stack_tools(const std::string& search_path);
+
+/// Finds them in $PATH, or in the system's folders if one of $PATH does not answer, such as an environment on
+/// a network disk for which the job may hang, too.
+boost::asio::awaitable<StackTools> find_stack_tools();
 
 /// One run of a tool on one process.
 struct StackCommand {

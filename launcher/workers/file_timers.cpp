@@ -48,9 +48,10 @@ std::optional<Request> parse_request(const std::string& line) {
   return Request{json["pid"], json["scope_id"], json["expiration_time"], json["signal"]};
 }
 
-constexpr char kCannotMake[] = "cannot create the pipe for file timers";
+}  // namespace
 
-UniqueFd make_pipe(const std::filesystem::path& path) {
+UniqueFd FileTimers::make_pipe(const std::filesystem::path& path) {
+  constexpr char kCannotMake[] = "cannot create the pipe for file timers";
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) {
     if (!S_ISFIFO(info.st_mode) || info.st_uid != ::geteuid()) throw IoError(path, kCannotMake, EEXIST);
@@ -63,21 +64,15 @@ UniqueFd make_pipe(const std::filesystem::path& path) {
   return fd;
 }
 
-}  // namespace
-
 struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
-  State(asio::io_context& io, std::filesystem::path at, OnExpired callback)
-      : path(std::move(at)),
-        on_expired(std::move(callback)),
-        pipe(io, make_pipe(path).release()),
-        timer(io) {}
+  State(asio::io_context& io, UniqueFd made, OnExpired callback)
+      : on_expired(std::move(callback)), pipe(io, made.release()), timer(io) {}
 
   struct Timer {
     WallClock::time_point expires;
     int signal;
   };
 
-  std::filesystem::path path;
   OnExpired on_expired;
   asio::posix::stream_descriptor pipe;
   WallTimer timer;
@@ -143,15 +138,14 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
   }
 };
 
-FileTimers::FileTimers(asio::io_context& io, std::filesystem::path path, OnExpired on_expired)
-    : state_(std::make_shared<State>(io, std::move(path), std::move(on_expired))) {
+FileTimers::FileTimers(asio::io_context& io, UniqueFd pipe, OnExpired on_expired)
+    : state_(std::make_shared<State>(io, std::move(pipe), std::move(on_expired))) {
   state_->read();
 }
 
 FileTimers::~FileTimers() {
   state_->pipe.close();
   state_->timer.cancel();
-  ::unlink(state_->path.c_str());
 }
 
 }  // namespace ddprun::launcher

@@ -136,9 +136,10 @@ class FileTimers {
   };
   using OnExpired = std::function<void(const Expired& expired)>;
 
-  /// Makes the pipe, replacing one left by an earlier job of this user. throws IoError
-  FileTimers(boost::asio::io_context& io, std::filesystem::path path, OnExpired on_expired);
-  /// Removes it.
+  /// Replaces a pipe left by an earlier job of this user. throws IoError
+  static UniqueFd make_pipe(const std::filesystem::path& path);
+
+  FileTimers(boost::asio::io_context& io, UniqueFd pipe, OnExpired on_expired);
   ~FileTimers();
   FileTimers(const FileTimers&) = delete;
   FileTimers& operator=(const FileTimers&) = delete;

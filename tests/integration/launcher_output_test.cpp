@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -154,6 +155,17 @@ TEST_CASE("logs go to a share without owners and modes too, with one warning", "
   // Others cannot forge what is reported, and nothing else stays there.
   CHECK_FALSE(std::filesystem::exists(job / "attempt_0/0/error.json"));
   CHECK(std::distance(std::filesystem::directory_iterator(job), {}) == 2);
+}
+
+TEST_CASE("a time limit alone makes no folder for logs", "[output]") {
+  const TempDir folder;
+  Command command = script({"--timeout=60"}, "ls -A");
+  command.in_child = [path = folder.path().string()] {
+    [[maybe_unused]] const int ignored = ::chdir(path.c_str());
+  };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(run.out == "");
 }
 
 TEST_CASE("a log folder that cannot be used stops the job before it starts", "[output]") {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include <ddprun/common/worker_env.h>
 #include "tests/integration/node_job.h"
 #include "tests/support/terminal.h"
 
@@ -425,6 +426,73 @@ TEST_CASE("a coordinator whose messages nobody reads keeps its nodes", "[nodes][
   REQUIRE(::write(stranger.get(), "GET / HTTP/1.1\r\n\r\n", 18) == 18);  // worth a warning
   CHECK(nodes.wait() == std::vector<ExitStatus>{ExitStatus::exited(0), ExitStatus::exited(0)});
   CHECK(count_of("done", nodes.node(0).out()) == 2);
+}
+
+/// A folder on a disk whose server goes away while a job runs.
+struct DeadDisk {
+  DeadDisk() {
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+    skip("a sanitizer's library has to be loaded first");
+#endif
+    std::filesystem::create_directory(path);
+  }
+  Command on(Command command) const {
+    command.env["LD_PRELOAD"] = DEAD_DISK_LIBRARY;
+    command.env["DEAD_DISK"] = path.string();
+    return command;
+  }
+  void go() const { write_file_atomic(path.string() + ".gone", ""); }
+
+  TempDir folder;
+  std::filesystem::path path = folder.path() / "disk";
+};
+
+TEST_CASE("a hang is ended where a folder of PATH does not answer", "[stalled]") {
+  const DeadDisk disk;
+  Command command = disk.on(job({"--hang-timeout=1", "--shutdown-timeout=2"}, {"ready", "pause"}));
+  command.env["PATH"] = disk.path.string() + ":" + process_env("PATH").value_or("/bin");
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready"));
+  disk.go();
+  CHECK(ddprun.wait() == ExitStatus::exited(124));
+}
+
+TEST_CASE("a signal ends a job whose restart waits for a disk that does not answer", "[stalled]") {
+  const DeadDisk disk;
+  const bool timers = GENERATE(false, true);
+  CAPTURE(timers);
+  const auto worker = disk.path / "worker";
+  write_file_atomic(worker,
+                    "#!/bin/sh\necho ready\nuntil [ -e $DEAD_DISK.gone ]; do sleep 0.05; done\nexit 1\n");
+  std::filesystem::permissions(worker, std::filesystem::perms::owner_all);
+  Command command = disk.on(ddprun_command({"--max-restarts=3", "--no-python"}));
+  if (timers) {
+    command.argv.insert(command.argv.end(), {"sh", "-c", read_file(worker)});
+    command.env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1";
+    command.env["TORCHELASTIC_TIMER_FILE"] = (disk.path / "timers").string();
+  } else {
+    command.argv.push_back(worker);
+  }
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready"));
+  disk.go();
+  REQUIRE(wait_until([&] { return count_of("restart 1 of 3", ddprun.err()) > 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGTERM));
+}
+
+TEST_CASE("file timers whose pipe cannot be made again cost a warning", "[stalled]") {
+  const TempDir folder;
+  const auto timers = folder.path() / "timers";
+  std::filesystem::create_directory(timers);
+  Command command = script({"--max-restarts=1"},
+                           "rm -rf " + timers.string() + "; exit $((1 - TORCHELASTIC_RESTART_COUNT))");
+  command.env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1";
+  command.env["TORCHELASTIC_TIMER_FILE"] = (timers / "pipe").string();
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK_THAT(run.err, ContainsSubstring("the job goes on without file timers"));
 }
 
 }  // namespace

