@@ -61,6 +61,7 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
       {"TORCHELASTIC_ERROR_FILE", env.error_file},
       {"DDPRUN_ROUND", std::to_string(env.round)},
   };
+  if (!env.job.empty()) variables.emplace_back(kSharedJobIdVariable, env.job);
   for (const auto& [name, fd] : kDescriptors)
     if (env.*fd) variables.emplace_back(name, std::to_string(*(env.*fd)));
   return variables;
@@ -69,6 +70,7 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
 const std::vector<std::string>& worker_variable_names() {
   static const std::vector<std::string> names = [] {
     WorkerEnv all;
+    all.job = "any";
     all.store_fd = all.heartbeat_fd = all.status_fd = all.round_fd = all.state_fd = 0;
     std::vector<std::string> list;
     for (const auto& [name, value] : to_env(all)) list.push_back(name);

@@ -11,8 +11,12 @@ namespace ddprun {
 /// Marks every process of a job, whatever its parent, group or session; "OUTER/INNER" for a job within a job.
 inline constexpr char kJobIdVariable[] = "DDPRUN_JOB_ID";
 
-/// Beside it: which ddprun set it, so that a job that only inherited it is not taken for a job within that
-/// one.
+/// The job as all its nodes know it, also after another node has taken the coordinator's place and after a
+/// restart: a worker tells by it whether its own job began a run.
+inline constexpr char kSharedJobIdVariable[] = "DDPRUN_SHARED_JOB_ID";
+
+/// Beside DDPRUN_JOB_ID: which ddprun set it, so that a job that only inherited it is not taken for a job
+/// within that one.
 inline constexpr char kLauncherVariable[] = "DDPRUN_LAUNCHER";
 
 /// What a launcher tells a worker: torchrun's environment variables, and ddprun's own (DDPRUN_).
@@ -31,6 +35,7 @@ struct WorkerEnv {
   int restart_count = 0;                  ///< TORCHELASTIC_RESTART_COUNT
   int max_restarts = 0;                   ///< TORCHELASTIC_MAX_RESTARTS
   std::string run_id = "none";            ///< TORCHELASTIC_RUN_ID
+  std::string job;                        ///< DDPRUN_SHARED_JOB_ID; empty: another launcher's
   bool use_agent_store = false;  ///< TORCHELASTIC_USE_AGENT_STORE: rank 0 is a client of the launcher's store
   std::string error_file;        ///< TORCHELASTIC_ERROR_FILE; empty: none
   std::optional<int> store_fd;   ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on

@@ -93,6 +93,7 @@ void forget_other_job() {
     if (id.size() == kInFolderNames && process_env(name).value_or("").find(id) != std::string::npos)
       ::unsetenv(name);
   ::unsetenv(kJobIdVariable);
+  ::unsetenv(kSharedJobIdVariable);
   ::unsetenv(kLauncherVariable);
   ::unsetenv(kCommandVariable);
 }

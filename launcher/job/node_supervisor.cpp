@@ -27,6 +27,9 @@ using Clock = JobEvents::Clock;
 constexpr std::chrono::seconds kGoodbyeTimeout{10};
 // Whatever listens on our port is either a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
+// How long a node that leaves waits for the first round after the coordinator's loss. Most of that round's
+// nodes have to come, and without this one the others may be too few.
+constexpr std::chrono::seconds kLeaveWithin{10};
 // How long etcd may take to learn of the end; later, the leases tell it.
 constexpr std::chrono::seconds kAbdication{2};
 constexpr std::size_t kMostShown = 300;  // bytes of a command
@@ -253,13 +256,16 @@ class NodeSupervisor : public Supervisor {
     } else if (auto news = link().next()) {
       if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
         if (look_again(lost->reason, lost->hung_up)) co_return std::nullopt;
+        if (leaving_) co_return leave_now(*leaving_);
         throw LaunchError(LaunchError::kOwnFailure,
                           job_.unfit.empty() ? lost->reason : job_.unfit + "; " + lost->reason);
       }
       co_return co_await handle(std::get<CoordinatorMessage>(*news));
     }
-    const JobEvent event = co_await job_.events.next(job_.deadline);
+    const auto until = leaving_ ? std::min(leave_by_, job_.deadline.value_or(leave_by_)) : job_.deadline;
+    const JobEvent event = co_await job_.events.next(until);
     if (std::holds_alternative<DeadlinePassed>(event)) {
+      if (leaving_) co_return leave_now(*leaving_);
       const std::string text = "the job timed out (--timeout)";
       log_error(text);
       fail_job(TimedOut{}, text);
@@ -271,11 +277,25 @@ class NodeSupervisor : public Supervisor {
     if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
     if (std::holds_alternative<ChildEnded>(event)) reap_children();
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
-    log_warning(job_.monitor->who_ends(*received) + ": leaving the job");
-    leave(received->signal);
-    ends_with_others_ = false;  // no worker runs, and the others may go on
-    record_.outcome = *received;
-    co_return RunResult::by_signal(received->signal);
+    const bool counts = membership_.lost() && !membership_.in_round() && membership_.former().number >= 0;
+    if (!nodes_.elastic() || !counts || leaving_) {
+      log_warning(job_.monitor->who_ends(*received) + ": leaving the job");
+      co_return leave_now(received->signal);
+    }
+    log_warning(job_.monitor->who_ends(*received) +
+                ": leaving the job as soon as the next round, which needs this node, begins (within " +
+                in_seconds(kLeaveWithin) + "; a second signal does not wait)");
+    leaving_ = received->signal;
+    leave_by_ = Clock::now() + kLeaveWithin;
+    co_return std::nullopt;
+  }
+
+  /// No worker runs here, and the others may go on.
+  RunResult leave_now(int signal) {
+    leave(signal);
+    ends_with_others_ = false;
+    record_.outcome = SignalReceived{signal};
+    return RunResult::by_signal(signal);
   }
 
   asio::awaitable<std::optional<RunResult>> handle(const CoordinatorMessage& message) {
@@ -294,7 +314,9 @@ class NodeSupervisor : public Supervisor {
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
       this->lead(*lead, job_.options.master_port);
     } else if (const auto* start = std::get_if<Start>(&message)) {
-      co_return co_await run_round(*start);
+      if (!leaving_) co_return co_await run_round(*start);
+      own(*start);
+      co_return leave_now(*leaving_);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
       log_once(stop->reason, log_warning);
       membership_.take(*stop, Clock::now());
@@ -552,11 +574,17 @@ class NodeSupervisor : public Supervisor {
     for (;;) {
       const bool gone = link().finished() && (servers.empty() || servers.back().all_gone());
       if (gone && (!election || election->finished())) break;
+      if (ends_with_others_ && job_.events.end_signals() > 1) break;
+      while (const auto news = link().next()) {  // it may be let go, since the job goes on
+        const auto* message = std::get_if<CoordinatorMessage>(&*news);
+        if (message != nullptr && std::holds_alternative<Drained>(*message)) link().finish();
+      }
       const JobEvent event = co_await job_.events.next(gone ? std::min(until, etcd_until) : until);
       const auto* received = std::get_if<SignalReceived>(&event);
       if (std::holds_alternative<DeadlinePassed>(event)) break;
       if (received == nullptr || !job_.signals.ends_job(received->signal)) continue;
-      if (!ends_with_others_ || job_.events.end_signals() > 1) break;
+      if (!ends_with_others_) break;
+      if (job_.events.end_signals() > 1) continue;  // the loop ends
       // It has come to all nodes, and here after the other nodes' news of it.
       log_warning(job_.monitor->who_ends(*received) +
                   ": waiting for the other nodes' workers to end (a second signal ends the wait)");
@@ -577,6 +605,8 @@ class NodeSupervisor : public Supervisor {
   bool stays_out_ = false;         ///< unfit: at most it has the coordinator for the others
   bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
   bool warned_ = false;            ///< that another node does not say whether its workers are silent
+  std::optional<int> leaving_;     ///< a signal has come before the next coordinator was found
+  Clock::time_point leave_by_;     ///< at the latest
   std::string last_reason_;        ///< the last reason for an end that the user saw
   Reached reached_;                ///< by this node's workers in the last round
 };

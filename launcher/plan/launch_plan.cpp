@@ -54,6 +54,7 @@ WorkerEnv worker_variables(const JobPlan& plan, const Round& round, int local_ra
   env.master_addr = round.master_addr;
   env.master_port = round.master_port;
   env.run_id = round.run_id;
+  env.job = round.job.empty() ? plan.job_id : round.job;
   return env;
 }
 

@@ -29,8 +29,9 @@ constexpr const char* kForOthers[] = {"PATH",    "LD_LIBRARY_PATH", "VIRTUAL_ENV
                                       "PYTHON*", "OMP_*",           "NCCL_*",      "UCX_*",
                                       "TORCH_*", "LOGLEVEL",        "PET_*",       "DDPRUN_*"};
 /// Belong to one host, process or job, or are secret.
-constexpr const char* kNotForOthers[] = {kTokenVariable,   kJobIdVariable,       kLauncherVariable,
-                                         kCommandVariable, "DDPRUN_CONTROL_DIR", "DDPRUN_ROUND"};
+constexpr const char* kNotForOthers[] = {kTokenVariable,    kJobIdVariable,   kSharedJobIdVariable,
+                                         kLauncherVariable, kCommandVariable, "DDPRUN_CONTROL_DIR",
+                                         "DDPRUN_ROUND"};
 
 bool is_named(std::string_view name, std::string_view pattern) {
   return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1)) : name == pattern;

@@ -143,6 +143,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       reached_ = furthest(reached_, over->reached);
       if (!over->drained && !gone_.contains(id)) return;
       give_up_vote(id);
+      if (node.waits)
+        dismiss(id, Drained{round_, "node " + describe_node(node.join, node.address) + " is drained"});
       return remove(nodes_.find(id), "it was drained", now);
     }
     if (!in_round || over->round != round_) return;
@@ -167,12 +169,15 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     give_up_vote(id);
     if (leaves) {  // its workers may still save; it says when they have ended
       node.running = -1;
-      if (draining_ && draining_->node == id) draining_->told = true;
+      if (draining_ && draining_->node == id) node.waits = !std::exchange(draining_->told, true);
       return;
     }
     const bool saves = node.state == State::kInRound && node.started >= first_round_ &&
                        (runs() || phase_ == Phase::kStopping);
-    if (!saves) return remove(nodes_.find(id), reason, now, leave->signal);
+    if (!saves) {
+      dismiss(id, Drained{std::max(round_, 0), reason});
+      return remove(nodes_.find(id), reason, now, leave->signal);
+    }
     // The next round, which would replace what its workers save, waits until they have ended.
     node.state = State::kLeaving;
     node.running = -1;
@@ -504,8 +509,8 @@ void Coordinator::abandon_round(Time now) {
 void Coordinator::begin_round(int port, Time now) {
   if (!settings_.elected) return start_round(port, now);
   port_ = port;
-  record_ =
-      RoundRecord{{round_, static_cast<int>(members_.size()), 0, restart_count_, false, restarts_used_}, {}};
+  record_ = RoundRecord{
+      {round_, static_cast<int>(members_.size()), 0, restart_count_, false, restarts_used_, {}, job()}, {}};
   for (const NodeId id : members_) record_->members.push_back(nodes_.at(id).join.id);
 }
 
@@ -537,6 +542,7 @@ void Coordinator::start_round(int port, Time now) {
   start.master_addr = nodes_.at(members_.front()).address;
   start.master_port = port;
   start.run_id = settings_.run_id;
+  start.job = job();
   start.restart_count = restart_count_;
   start.restarts_used = restarts_used_;
   start.max_restarts = settings_.restarts.max_restarts;

@@ -146,6 +146,7 @@ class Coordinator {
     std::size_t order = 0;  ///< order of joining
     State state = State::kReady;
     bool was_in_round = false;  ///< in the last one
+    bool waits = false;         ///< it leaves, and has not been told yet that the job goes on without it
     int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int begun = -1;             ///< the last round that it has acknowledged
     int running = -1;           ///< the last one that its workers are in
@@ -226,6 +227,8 @@ class Coordinator {
   bool is_needed(NodeId id) const;
   bool has_majority() const;
   bool in_minority() const;
+  /// The job as all its nodes know it, whoever has the coordinator.
+  const std::string& job() const { return former_.job.empty() ? settings_.own_id : former_.job; }
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
   /// How many nodes can have another coordinator: those of an elastic job may wait there for more.
   std::size_t others_needed() const { return elastic() ? 1 : static_cast<std::size_t>(settings_.min_nodes); }

@@ -42,6 +42,7 @@ RoundRecord record_in(const Json& json) {
   record.round.nodes = json.at("nodes").get<int>();
   record.round.restarts = json.at("restarts").get<int>();
   record.round.restarts_used = json.at("restarts_used").get<int>();
+  record.round.job = json.value("job", "");
   record.members = json.at("members").get<std::vector<std::string>>();
   if (record.round.number < 0 || record.round.nodes < 1) throw std::runtime_error("no round");
   return record;
@@ -92,6 +93,7 @@ std::string encode(const RoundRecord& record, const ElectedCoordinator& by) {
                   {"nodes", record.round.nodes},
                   {"restarts", record.round.restarts},
                   {"restarts_used", record.round.restarts_used},
+                  {"job", record.round.job},
                   {"members", record.members},
                   {"id", by.id},
                   {"endpoint", to_string(by.endpoint)}});

@@ -140,8 +140,14 @@ class Membership {
   void take(const Waiting& waiting) { stands_by_ = waiting.spare; }
   void take(const Start& start, Time now) {
     in_round_ = true;
-    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count,
-               false,        start.restarts_used};
+    former_ = {start.number,
+               start.group_world_size,
+               start.group_rank,
+               start.restart_count,
+               false,
+               start.restarts_used,
+               {},
+               start.job};
     round_since_ = now;
     handed_over_ = false;
     left_ = 0;

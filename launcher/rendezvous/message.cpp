@@ -202,6 +202,7 @@ void visit(auto& fields, Join& join) {
   fields.integer("former_restarts_used", join.former.restarts_used, 0, kMaxCount);
   fields.optional_integer("former_pause_ms", join.former.pause_ms, 0, INT_MAX);
   fields.flag("nobody_listens", join.former.nobody_listens);
+  fields.optional_text("former_job", join.former.job, kMaxName);
   fields.text("id", join.id, kMaxName);
   fields.optional_text("unfit", join.unfit, kMaxName);
   fields.optional_time("clock_ms", join.clock_ms);
@@ -281,6 +282,7 @@ void visit(auto& fields, Start& start) {
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
   fields.text("reason", start.reason, kMaxText);
   fields.optional_flag("coordinator_stands_by", start.coordinator_stands_by);
+  fields.optional_text("job", start.job, kMaxName);
 }
 
 void visit(auto& fields, Stop& stop) {

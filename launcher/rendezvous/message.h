@@ -37,6 +37,7 @@ struct Round {
   int max_restarts = 0;
   std::string reason;                  ///< why it is in place, for the log
   bool coordinator_stands_by = false;  ///< its own node is a spare, and has no vote
+  std::string job;  ///< the first coordinator's id, whoever has its place; empty: of one node
 
   bool operator==(const Round&) const = default;
 };
@@ -68,6 +69,7 @@ struct FormerRound {
   bool nobody_listens = false;       ///< at its coordinator's endpoint: that ddprun has ended
   int restarts_used = 0;             ///< as in Round
   std::optional<int> pause_ms = {};  ///< what is left of the pause before a restart
+  std::string job = {};              ///< as in Round
   bool operator==(const FormerRound&) const = default;
 };
 

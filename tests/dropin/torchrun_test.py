@@ -29,6 +29,7 @@ DIFFERENCES = {
     "TORCHELASTIC_ERROR_FILE": (r"{folder}/logs/[^/]+/attempt_\d/\d/error\.json", "the run's folder has another name"),
     "OMP_NUM_THREADS": (r"\d+", "the share of the CPUs and not 1"),
     "DDPRUN_JOB_ID": (UUID, "ours"),
+    "DDPRUN_SHARED_JOB_ID": (UUID, "ours"),
     "DDPRUN_LAUNCHER": (r"\d*:\d+:\d+:\d+", "ours"),
     "DDPRUN_COMMAND": (r".*ddprun.*", "ours"),
     "DDPRUN_STORE_FD": (r"\d+", "ours, in rank 0"),

@@ -134,6 +134,22 @@ TEST_CASE("a drained node's rank that fails until the spare has taken over is no
   CHECK(job.result(1)["reason"] == "drained");
 }
 
+TEST_CASE(
+    "a second signal ends a node that is being drained, and a signal the spare that takes its ranks, at once",
+    "[drain]") {
+  const std::size_t which = GENERATE(1U, 2U);
+  CAPTURE(which);
+  DrainedJob job({"--nnodes=2", "--spares=1", "--recover=rank", "--max-restarts=1"});
+  const std::vector<std::string> actions = {"recovers", "true", "ready", "pause"};
+  job.start("1 of 2 joined", actions);
+  job.start("ready 1 ", actions);
+  job.start("", {"pause"});  // it never announces anything
+  job.nodes.node(1).send_signal(SIGTERM);
+  REQUIRE(job.says(0, "takes its ranks"));
+  job.nodes.node(which).send_signal(SIGTERM);
+  CHECK(job.nodes.node(which).wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGTERM));
+}
+
 TEST_CASE("without a round in place all workers save, and the next round is without the drained node",
           "[drain]") {
   const bool spare = GENERATE(true, false);

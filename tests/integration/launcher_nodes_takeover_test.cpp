@@ -1,5 +1,8 @@
 // A coordinator's node that its user ends.
 
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <chrono>
 #include <csignal>
 
 #include "tests/integration/node_job.h"
@@ -53,6 +56,64 @@ TEST_CASE("an elastic job goes on when the coordinator's node and another one ar
   const int told = count_of("received SIGTERM", nodes.node(1).err());
   CHECK((told == 1 || told == 2));  // of the other one, too, if that was first
   CHECK(count_of("lost the coordinator", nodes.node(1).err()) == 0);
+}
+
+TEST_CASE("a node that leaves while it looks for the next coordinator does not cost its vote", "[nodes]") {
+  boost::asio::io_context io;
+  // A stranger who says nothing has the next endpoint's port: the nodes look for a while.
+  boost::asio::ip::tcp::acceptor stranger(io, {boost::asio::ip::address_v4::loopback(), 0});
+  NodeJob nodes;
+  const std::string endpoints =
+      "127.0.0.1:" + nodes.port + ",127.0.0.1:" + std::to_string(stranger.local_endpoint().port());
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  for (std::size_t i = 0; i < 3; ++i)
+    nodes.add(job({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:3", "--last-call=600",
+                   "--node-timeout=8", i == 0 ? "--rdzv-conf=is_host=1" : "--rdzv-conf=is_host=0"},
+                  {"meet", "wait-for-file", done}));
+  for (std::size_t i = 0; i < 3; ++i) REQUIRE(nodes.node(i).wait_for_output("round 0"));
+  nodes.node(0).send_signal(SIGTERM);
+  CHECK(nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
+  nodes.node(2).send_signal(SIGTERM);
+  CHECK(wait_until([&] { return count_of("as soon as the next round", nodes.node(2).err()) > 0; }));
+  stranger.close();
+  REQUIRE(nodes.node(1).wait_for_output(" of 1, round 0"));
+  write_file_atomic(done, "");
+  CHECK(nodes.wait() ==
+        std::vector{ExitStatus::killed(SIGTERM), ExitStatus::exited(0), ExitStatus::killed(SIGTERM)});
+}
+
+TEST_CASE("a job keeps its id when another node takes the coordinator's place", "[nodes]") {
+  NodeJob nodes;
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  for (const char* host : {"1", "0"})
+    nodes.add(script({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:2", "--last-call=600",
+                      "--node-timeout=600", std::string("--rdzv-conf=is_host=") + host},
+                     "echo id=$DDPRUN_SHARED_JOB_ID.; until [ -e " + done + " ]; do sleep 0.05; done"));
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("id="));
+  nodes.node(0).send_signal(SIGTERM);
+  REQUIRE(nodes.node(1).wait_for_output("id=", 2));
+  write_file_atomic(done, "");
+  nodes.wait();
+  const std::string id = nodes.node(0).out();
+  CHECK(id.size() > 20);
+  CHECK(nodes.node(1).out() == id + id);
+}
+
+TEST_CASE("a second signal does not wait for another node's workers", "[nodes]") {
+  NodeJob nodes;
+  for (const char* seconds : {"20", "5"})
+    nodes.start_script({"--nnodes=2", "--shutdown-timeout=20"},
+                       std::string("trap 'echo saving; sleep ") + seconds +
+                           "; exit 0' TERM; echo ready; while :; do sleep 0.1; done");
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
+  nodes.node(0).send_signal(SIGTERM);
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("saving"));
+  nodes.node(0).send_signal(SIGTERM);
+  CHECK(nodes.node(0).wait(std::chrono::seconds(3)) == ExitStatus::killed(SIGTERM));
+  CHECK(nodes.node(1).wait() == ExitStatus::exited(128 + SIGTERM));
 }
 
 TEST_CASE("after a signal to the coordinator's node an elastic job waits for the nodes that it needs",

@@ -37,7 +37,7 @@ death, numa, nodes = ctypes.c_int(), ctypes.c_int(-1), ctypes.c_ulong()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death))
 if os.uname().machine == "x86_64":
     ctypes.CDLL(None).syscall(239, ctypes.byref(numa), ctypes.byref(nodes), 64, None, 0)  # get_mempolicy
-changing = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "DDPRUN_JOB_ID", "DDPRUN_LAUNCHER", "DDPRUN_COMMAND", "DDPRUN_PRELOAD", "DDPRUN_TEST_MARKER"}
+changing = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "DDPRUN_JOB_ID", "DDPRUN_SHARED_JOB_ID", "DDPRUN_LAUNCHER", "DDPRUN_COMMAND", "DDPRUN_PRELOAD", "DDPRUN_TEST_MARKER"}
 fds = {name: int(value) for name, value in os.environ.items() if name.endswith("_FD")}
 def stream(s):
     buffer = s.buffer

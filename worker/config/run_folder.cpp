@@ -180,7 +180,7 @@ fs::path make_run_folder(const Config& config) {
 }
 
 fs::path folder_of_this_job(const fs::path& out) {
-  const auto job = process_env(kJobIdVariable).value_or("");
+  const auto job = process_env(kSharedJobIdVariable).value_or("");
   std::vector<fs::path> folders = {out};
   std::error_code error;
   if (out.empty()) folders.assign(fs::directory_iterator("runs", error), {});

@@ -56,7 +56,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
   check_start(messages);
   check_stop(id, cause, messages);
   check_end(id, cause, messages, ended);
-  check_each(messages);
+  check_each(id, cause, messages);
   // Only now: a signal may end the job for all, him who left included.
   if (said<Leave>(cause) && nodes_.count(id) > 0) {
     if (nodes_[id].open_round)
@@ -122,7 +122,7 @@ void JobOracle::check_drain(const Cause& cause, const Outgoing& messages) {
 }
 
 /// Who may be told what, whatever else it means.
-void JobOracle::check_each(const Outgoing& messages) {
+void JobOracle::check_each(Id sender, const Cause& cause, const Outgoing& messages) {
   for (const auto& [id, message] : messages) {
     const std::string who = "node " + std::to_string(id) + ": ";
     promise(nodes_.count(id) > 0, who + "a message before it has joined");
@@ -143,7 +143,8 @@ void JobOracle::check_each(const Outgoing& messages) {
                 std::holds_alternative<DrainAnswer>(message),
             who + "a message after it was told to leave");
     if (std::holds_alternative<Drained>(message)) {
-      promise(node.leaving, who + "is drained unasked");
+      const bool leaves = id == sender && (said<Leave>(cause) || (said<Ended>(cause) && node.saves));
+      promise(node.leaving || leaves, who + "is drained unasked");
       node.told = true;
     }
     if (const auto* lead = std::get_if<Lead>(&message)) {

@@ -55,7 +55,7 @@ class JobOracle {
   void note_input(Id id, const Cause& cause);
   bool have_succeeded() const;
   void check_drain(const Cause& cause, const Outgoing& messages);
-  void check_each(const Outgoing& messages);
+  void check_each(Id sender, const Cause& cause, const Outgoing& messages);
   void check_lead(Id id, const Cause& cause, const Outgoing& messages);
   void check_start(const Outgoing& messages);
   void check_in_place(const std::vector<Id>& by_rank);

@@ -126,7 +126,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
     return folder;
   }
   const bool restarted =  // before it had a checkpoint
-      folder->job() == process_env(kJobIdVariable) &&
+      folder->job() == process_env(kSharedJobIdVariable) &&
       (process_env("TORCHELASTIC_RESTART_COUNT") != "0" || process_env("DDPRUN_ROUND").value_or("0") != "0");
   const bool goes_on = options.checkpoint.resume == "auto" || run.in_memory.begun || restarted;
   const auto other = options.overwrite ? fs::path() : folder->in_the_way(names, goes_on);

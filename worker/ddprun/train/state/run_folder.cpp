@@ -155,7 +155,7 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
     identity_ = {random_hex(), 1};
   } else {
     if (!overwrites) remove_replaced(/*keeps=*/true);  // nobody said now that they may go
-    if (job_.empty() || job_ != process_env(kJobIdVariable))
+    if (job_.empty() || job_ != process_env(kSharedJobIdVariable))
       for (const char* name : {"metrics.csv", "metrics.jsonl"})
         if (files_.contains(name)) keep_earlier(folder_ / name);
     auto foreign = names;
@@ -347,7 +347,7 @@ void RunFolder::save(bool required) {
 
 /// By this job and command.
 void RunFolder::take_over() {
-  job_ = process_env(kJobIdVariable).value_or("");
+  job_ = process_env(kSharedJobIdVariable).value_or("");
   command_ = hash_of_command();
 }
 

@@ -130,10 +130,10 @@ TEST_CASE("metrics of a run that was killed before its first checkpoint are kept
   const TempDir dir;
   fs::create_directories(dir.path() / "checkpoints");
   const auto begin = [&](const char* job) {
-    ::setenv("DDPRUN_JOB_ID", job, 1);
+    ::setenv("DDPRUN_SHARED_JOB_ID", job, 1);
     RunFolder folder(dir.path());
     folder.begin(kNames);
-    ::unsetenv("DDPRUN_JOB_ID");
+    ::unsetenv("DDPRUN_SHARED_JOB_ID");
     folder.claim(dir.path() / "metrics.csv");
     write(dir.path() / "metrics.csv", std::string(job) + "\n");
   };
