@@ -149,12 +149,12 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   fs::path aside;
   if (had_list) find_states(/*list_is_lost=*/false);
   const bool is_other = had_list && (had_result || has_result());
+  if (!overwrites) remove_replaced(/*keeps=*/true);  // nobody said now that they may go
   if (!had_list || is_other) {
     aside = set_aside(names, overwrites);
     if (had_list) files_.clear();
     identity_ = {random_hex(), 1};
   } else {
-    if (!overwrites) remove_replaced(/*keeps=*/true);  // nobody said now that they may go
     if (job_.empty() || job_ != process_env(kJobIdVariable))
       for (const char* name : {"metrics.csv", "metrics.jsonl"})
         if (files_.contains(name)) keep_earlier(folder_ / name);

@@ -569,6 +569,19 @@ TEST_CASE("a run that has weights or a summary, and no checkpoint, is set aside"
   }
 }
 
+TEST_CASE("--resume auto keeps the run that an interrupted --overwrite replaced, though that has a summary",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  folder.claim(dir.path() / "summary.json");
+  write(dir.path() / "summary.json", "of hours");
+  folder.begin(kNames, /*overwrites=*/false);
+  save(folder, "last.pt", 1);
+  CHECK(find_resume(dir.path() / ("replaced-" + earlier.run)).state.step == 10);
+}
+
 TEST_CASE("a state of another run is not continued", "[run_folder]") {
   const TempDir dir;
   make_run(dir.path());
