@@ -71,9 +71,11 @@ void put_back(const fs::path& folder) {
            " is back in its place: --overwrite was interrupted while it moved the run to " + aside.string());
 }
 
-/// The folders of the run to which a path may belong.
+/// The folders of the run to which a path may belong; none if the working directory is gone.
 std::vector<fs::path> possible_runs(const fs::path& path) {
-  auto whole = fs::absolute(path).lexically_normal();
+  std::error_code error;
+  auto whole = fs::absolute(path, error).lexically_normal();
+  if (error) return {};
   if (!whole.has_filename()) whole = whole.parent_path();
   return {whole, whole.parent_path(), whole.parent_path().parent_path()};
 }
