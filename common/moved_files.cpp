@@ -1,6 +1,8 @@
 #include <ddprun/common/moved_files.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 
 #include <ddprun/common/errors.h>
@@ -50,27 +52,56 @@ void move_file(const fs::path& from, const fs::path& to) {
   fs::rename(from, to, error);
   if (error == std::errc::cross_device_link) {
     error.clear();
-    fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::copy_symlinks, error);
+    fs::copy(
+        from, to,
+        fs::copy_options::recursive | fs::copy_options::copy_symlinks | fs::copy_options::overwrite_existing,
+        error);
     if (!error) fs::remove_all(from, error);
   }
   if (error) throw IoError(from, "cannot be moved to " + to.string(), error.value());
 }
 
-void move_back(const fs::path& from, const fs::path& to) {
+bool is_part_of(const fs::path& file, const fs::path& other) try {
+  if (!fs::is_regular_file(fs::symlink_status(file)) || !fs::is_regular_file(fs::symlink_status(other)))
+    return false;
+  auto left = fs::file_size(file);
+  if (left > fs::file_size(other)) return false;
+  std::ifstream part(file, std::ios::binary), whole(other, std::ios::binary);
+  using Bytes = std::istreambuf_iterator<char>;
+  for (Bytes one(part), two(whole); left > 0 && one != Bytes() && two != Bytes() && *one == *two; --left)
+    ++one, ++two;
+  return left == 0;
+} catch (const std::system_error& error) {
+  throw IoError(file, "cannot be compared with " + other.string(), error.code().value());
+}
+
+bool move_back(const fs::path& from, const fs::path& to, const fs::path& last) {
   std::error_code error;
-  auto entries = folder_entries(from);  // a run's list says that its checkpoints are there
-  std::stable_partition(entries.begin(), entries.end(),
-                        [&](const auto& path) { return fs::is_directory(path, error); });
-  for (const auto& path : entries) try {
+  bool all = true;
+  for (const auto& path : folder_entries(from)) try {
       const auto back = to / path.filename();
+      if (path.filename() == last) continue;
       if (is_there(back) && fs::is_directory(fs::symlink_status(path, error)))
-        move_back(path, back);
+        all = move_back(path, back) && all;
+      else if (is_there(back) && is_part_of(path, back))
+        fs::remove(path);
+      else if (is_there(back) && !is_part_of(back, path))
+        throw IoError(path, "stays, because " + back.string() + " is there, too");
       else
         move_file(path, back);
-    } catch (const IoError& stays) {
+    } catch (const std::exception& stays) {
       log_warning(stays.what());
+      all = false;
     }
+  try {
+    sync_folder(to);
+    if (all && !last.empty() && is_there(from / last)) move_file(from / last, to / last);
+  } catch (const IoError& stays) {
+    log_warning(stays.what());
+    all = false;
+  }
   fs::remove(from, error);  // if it is empty
+  return all;
 }
 
 void try_remove(const fs::path& file) {

@@ -21,9 +21,17 @@ std::filesystem::path newest_version(const std::filesystem::path& path);
 /// A file or a folder, to another disk as well. throws IoError
 void move_file(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// All that is in a folder, into folders that are there already as well; needs no room on a full disk. Warns
-/// of what stays.
-void move_back(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Whether the bytes of a file are there, at the beginning of the other one, too. throws IoError
+bool is_part_of(const std::filesystem::path& file, const std::filesystem::path& other);
+
+/// All that is in a folder, into folders that are there already as well; needs no room on a full disk. Of a
+/// file that is there, too, and a part of the other, the longer one stays: a move to another disk was
+/// interrupted. Warns of what stays.
+///
+/// last     moves once everything else is on the disk, if nothing stays
+/// returns  whether all has moved
+bool move_back(const std::filesystem::path& from, const std::filesystem::path& to,
+               const std::filesystem::path& last = {});
 
 /// A file, if it is there and can be removed.
 void try_remove(const std::filesystem::path& file);

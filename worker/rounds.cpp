@@ -9,6 +9,7 @@
 
 #include <c10/util/ScopeExit.h>
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
@@ -77,6 +78,7 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, InMemory& in_me
   config.train.more_files = run_file_names();
   if (on_rank_0) config.train.next_commands = next_commands(config, group);
   config.train.on_folder = [&](train::RunFolder& folder) {
+    lock_run_folder(folder.path());
     if (!memory.begun) write_run_files(folder, config, group);
   };
   config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
@@ -144,6 +146,7 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
   if (std::exchange(applied, json) || json->empty()) return;
   const bool kept_parts = train::keeps_parts(config.train);
   config = resumed_config(config, *json, entry_of(config.task)).config;
+  config.resumed_shape = nlohmann::json::parse(*json).value(kModelShape, "");
   if (config.deterministic) make_deterministic();
   settle_precision(config, group.device(), group.rank());
   if (kept_parts == train::keeps_parts(config.train)) return;
@@ -173,12 +176,8 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
 void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
   if (group.rank() != 0) return;
   train::put_back_half_replaced(config.train.out);
-  const std::filesystem::path resume = config.train.checkpoint.resume;
-  std::error_code error;
-  if (std::filesystem::is_directory(resume, error))
+  if (const auto& resume = config.train.checkpoint.resume; resume != "auto")
     train::put_back_half_replaced(resume);
-  else if (resume.parent_path().filename() == "checkpoints" && !std::filesystem::exists(resume, error))
-    train::put_back_half_replaced(absolute(resume).parent_path().parent_path());  // RUN/checkpoints/last.pt
 }
 
 /// --resume RUN continues the run in its folder or, with another --out, as a new run from its newest
@@ -188,7 +187,7 @@ void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
   auto& out = config.train.out;
   std::string from;
   std::error_code error;
-  if (group.rank() == 0 && std::filesystem::is_directory(resume, error)) {
+  if (group.rank() == 0 && resume != "auto" && std::filesystem::is_directory(resume, error)) {
     const bool same = out.empty() || std::filesystem::equivalent(out, resume, error);
     if (!same || train::RunFolder(resume).identity().run.empty())
       from = checkpoint_of(resume, "--resume: ", Kept::kNewest).string();
@@ -237,9 +236,13 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
+    config.resumes = memory.run.state || !memory.checkpoint_settings->empty();
+    if (memory.run.state) config.resumed_shape = memory.run.state->model_config;
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
-      if (memory.run.has_saved(group) || resume.empty()) resume = "auto";
+      const bool has_saved = memory.run.has_saved(group);
+      if (has_saved || resume.empty()) resume = "auto";
+      config.resumes = config.resumes || has_saved;
     }
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);

@@ -37,7 +37,7 @@ struct Round {
   int max_restarts = 0;
   std::string reason;                  ///< why it is in place, for the log
   bool coordinator_stands_by = false;  ///< its own node is a spare, and has no vote
-  std::string job;  ///< the first coordinator's id, whoever has its place; empty: of one node
+  std::string job = {};  ///< the first coordinator's id, whoever has its place; empty: of one node
 
   bool operator==(const Round&) const = default;
 };

@@ -74,6 +74,16 @@ fs::path half_replace(const fs::path& out, const std::vector<std::string>& repla
   return aside;
 }
 
+/// Killed as it renames the file.
+Command killed_at(const fs::path& file, Command command) {
+  const std::vector<std::string> strace = {
+      "strace", "-f",        "-qq",
+      "-o",     "/dev/null", "-P",
+      file,     "-e",        "inject=rename,renameat,renameat2:signal=KILL"};
+  command.argv.insert(command.argv.begin(), strace.begin(), strace.end());
+  return command;
+}
+
 /// In a tensor's data, which only a whole reading finds.
 void damage_tensor(const fs::path& file) {
   auto bytes = read_file(file);
@@ -371,10 +381,18 @@ TEST_CASE("an --overwrite that was killed while it moved the earlier run is undo
     for (const auto& [name, branch] : list["files"].items())
       if (name.find('/') == std::string::npos && fs::exists(out / name)) fs::rename(out / name, aside / name);
   if (moved > 2) write(out / "metrics.csv", "step,epoch\n");
+  if (moved == 1)  // which was interrupted on its way to another disk
+    write(aside / "metrics.csv", read_file(out / "metrics.csv").substr(0, 9));
   const auto second = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
   CAPTURE(second.err);
   CHECK(fs::exists(aside) == (moved > 2));
-  if (moved > 2) return;
+  if (moved > 2) {
+    CHECK(second.status == ExitStatus::exited(1));
+    CHECK_THAT(second.err, ContainsSubstring((out / "metrics.csv").string() + ": is there again: move it") &&
+                               ContainsSubstring(" was moved to " + aside.string()));
+    CHECK(fs::exists(out / ".run.json.moving"));
+    return;
+  }
   REQUIRE(second.status == ExitStatus::exited(0));
   CHECK_THAT(second.out + second.err, ContainsSubstring("is back in its place"));
   CHECK(values_of(out, "train_loss_epoch").size() == 2);
@@ -426,7 +444,7 @@ TEST_CASE("of several runs that were set aside, the one whose --overwrite was ki
     fs::remove(out / ".run.json.moving");
     const auto refused = end_of(linear(out, {"--epochs=2", "--resume=auto"}));
     CHECK(refused.status == ExitStatus::exited(2));
-    CHECK_THAT(refused.err, ContainsSubstring("; earlier runs, which --overwrite set aside, are in ") &&
+    CHECK_THAT(refused.err, ContainsSubstring("; earlier runs, which were set aside, are in ") &&
                                 ContainsSubstring(earlier.filename().string()) &&
                                 ContainsSubstring(aside.filename().string()));
   }
@@ -452,6 +470,10 @@ TEST_CASE("a run that a killed --overwrite was moving is there for every command
   const auto aside = half_replace(out);
   fs::rename(out / "config.toml", aside / "config.toml");
   SECTION("--eval") { require_success(worker({"linear", "--eval", out})); }
+  SECTION("--eval FILE") { require_success(worker({"linear", "--eval", out / "checkpoints/last.pt"})); }
+  SECTION("export FILE") {
+    require_success(worker({"export", out / "checkpoints/last.pt", dir.path() / "model.pt"}));
+  }
   SECTION("a job that overwrites the run from which it begins, and starts again") {
     const int ranks = GENERATE(0, 2);
     require_success(linear(out, {"--epochs=1", "--overwrite", "--init-weights=" + out.string()}, ranks));
@@ -577,13 +599,115 @@ TEST_CASE("what an --overwrite replaced that was interrupted stays after --resum
   const auto last = read_file(out / "checkpoints/last.pt");
   CHECK(end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"})).status != ExitStatus::exited(0));
   CHECK_THAT(end_of(worker({"export", out.string(), (dir.path() / "model.pt").string()})).err,
-             ContainsSubstring("has no checkpoint; the run that --overwrite replaced is in"));
+             ContainsSubstring("has no checkpoint; earlier runs, which were set aside, are in"));
   require_success(linear(out, {"--epochs=1", "--resume=auto"}));
   fs::path replaced;
   for (const auto& entry : fs::directory_iterator(out))
     if (entry.path().filename().string().starts_with("replaced-")) replaced = entry.path();
   REQUIRE(!replaced.empty());
   CHECK(read_file(replaced / "checkpoints/last.pt") == last);
+}
+
+TEST_CASE("a run that overwrites the one from which it begins begins again after it was killed",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=2", "--lr=0.01"}));
+  const auto [name, file] = GENERATE(table<std::string, std::string>({
+      {"--init-weights=", ""},
+      {"--init-weights=", "checkpoints/epoch=1-step=16.pt"},
+      {"--config=", "config.toml"},
+  }));
+  const auto flag = name + (out / file).string();
+  CHECK(end_of(linear(out, {"--overwrite", flag, "--log-indices=/nowhere/x"})).status !=
+        ExitStatus::exited(0));
+  fs::remove(out / "config.toml");  // as if it was killed before it wrote this
+  const auto again = end_of(linear(out, {"--overwrite", flag, "--epochs=1"}));
+  CAPTURE(again.err);
+  REQUIRE(again.status == ExitStatus::exited(0));
+  CHECK_THAT(again.err, ContainsSubstring(" is now in " + out.string() + "/replaced-"));
+  if (!flag.starts_with("--config")) {
+    const auto loss = std::stod(values_of(out, "train_loss_epoch").front());
+    require_success(linear(dir.path() / "new", {"--epochs=1", "--lr=0.01"}));
+    CHECK(loss < std::stod(values_of(dir.path() / "new", "train_loss_epoch").front()));
+  }
+}
+
+TEST_CASE("a run that is resumed does not read its initial weights", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto gone = GENERATE("gone.pt", "no-run");
+  fs::create_directory(dir.path() / "no-run");
+  require_success(linear(out,
+                         {"--epochs=2", "--resume=auto", "--init-weights=" + (dir.path() / gone).string()},
+                         GENERATE(0, 2)));
+  CHECK(values_of(out, "step").back() != "8");
+}
+
+TEST_CASE("--resume=auto means the run in --out, though there is a folder auto", "[training][run_folder]") {
+  const TempDir dir;
+  const auto train = [&](const std::string& out, const std::vector<std::string>& flags) {
+    auto command = linear(out, flags);
+    command.in_child = [folder = dir.path()] {
+      if (::chdir(folder.c_str()) != 0) ::_exit(122);
+    };
+    require_success(command);
+    return values_of(dir.path() / out, "step").back();
+  };
+  CHECK(train("auto", {"--epochs=4"}) == "32");
+  CHECK(train("run", {"--epochs=1"}) == "8");
+  CHECK(train("run", {"--epochs=2", "--resume=auto"}) == "16");
+  CHECK(train("new", {"--epochs=1", "--resume=auto"}) == "8");
+}
+
+TEST_CASE("a run without its list moves back after an --overwrite that was killed",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  fs::remove(out / "run.json");
+  SECTION("while it moved the run") {
+    end_of(killed_at(out / "metrics.csv", linear(out, {"--overwrite"})));
+    REQUIRE(fs::exists(out / "replaced-earlier/config.toml"));
+    require_success(linear(out, {"--epochs=2", "--resume=auto"}));
+    CHECK(values_of(out, "step").back() == "16");
+    CHECK_FALSE(fs::exists(out / "replaced-earlier"));
+  }
+  SECTION("and after that is named") {
+    end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"}));
+    CHECK_THAT(end_of(linear(out, {"--epochs=1", "--resume=auto"})).err,
+               ContainsSubstring("starting from scratch; earlier runs, which were set aside, are in " +
+                                 (out / "replaced-earlier").string()));
+  }
+}
+
+TEST_CASE("an --overwrite that its user interrupts keeps the earlier run, which can go on meanwhile",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto replaced =
+      out / ("replaced-" + nlohmann::json::parse(read_file(out / "run.json"))["run"].get<std::string>());
+  Child child(linear(
+      out, {"--overwrite", "--log-interval=1", "--limit-train=4000", "--batch-size=1", "--no-report"}));
+  REQUIRE(wait_until([&] {
+    return fs::exists(replaced / "metrics.csv") && fs::exists(out / "metrics.csv") &&
+           count_of("\n", read_file(out / "metrics.csv")) > 3;
+  }));
+  const bool goes_on = GENERATE(false, true);
+  if (goes_on) {
+    child.send_signal(SIGSTOP);
+    require_success(linear(replaced, {"--epochs=2", "--resume=auto"}));
+    child.send_signal(SIGCONT);
+  }
+  child.send_signal(SIGINT);
+  child.wait(kTraining);
+  CAPTURE(child.out(), child.err());
+  CHECK(fs::exists(out / "checkpoints/last.pt"));
+  CHECK(fs::exists(replaced / "checkpoints/last.pt"));
+  CHECK_THAT(child.err(),
+             ContainsSubstring("the run that --overwrite has replaced is in " + replaced.string()));
 }
 
 TEST_CASE("the end of another branch is not this one's", "[training][run_folder]") {
@@ -861,6 +985,27 @@ TEST_CASE("each training of a job that is restarted goes on in its own run", "[t
     rates.insert(read_metrics(entry.path()).back()["lr"] + " after " +
                  read_metrics(entry.path()).back()["epoch"]);
   CHECK(rates == std::set<std::string>{"0.01 after 1", "0.5 after 2"});
+}
+
+TEST_CASE("a training that another one of its job has overwritten is not continued as that one",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto worker = worker_program() + " linear --limit-train=64 --batch-size=8 --out=a --overwrite ";
+  Command command;
+  command.argv = {program("DDPRUN_PROGRAM", DDPRUN_PROGRAM),
+                  "--nproc-per-node=1",
+                  "--max-restarts=1",
+                  "sh",
+                  "-c",
+                  "cd " + dir.path().string() + " && " + worker +
+                      "--epochs=2 --lr=0.01 && cp a/metrics.csv " + "first.csv && " + worker +
+                      "--epochs=3 --lr=0.5 && [ $TORCHELASTIC_RESTART_COUNT = 1 ]"};
+  const auto ended = end_of(command);
+  CAPTURE(ended.err);
+  CHECK_FALSE(ended.status == ExitStatus::exited(0));
+  CHECK_THAT(ended.err, ContainsSubstring("--out: in a, another command of this job has overwritten"));
+  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == "2");
+  CHECK(count_of("\n1,", read_file(dir.path() / "first.csv")) > 0);
 }
 
 TEST_CASE("what a training kept in memory is not another's of the same job", "[training][run_folder]") {

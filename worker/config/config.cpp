@@ -109,8 +109,8 @@ void refuse_task_after_flags(const std::vector<std::string>& words, const Words&
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
-    train::put_back_half_replaced(std::filesystem::absolute(file).parent_path());
-    const auto given = for_flag("--config", [&] { return settings::top_level_text(file, "task"); });
+    const auto found = train::where_set_aside(file).string();
+    const auto given = for_flag("--config", [&] { return settings::top_level_text(found, "task"); });
     name = given.text, place = given.source;
     if (name.empty())
       throw UsageError(
@@ -252,11 +252,18 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
 
 /// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
 /// the run's settings of the model and, for --eval, of the data, the seed that splits them and the precision.
+/// Initial weights that cannot be found are an error later, unless the run is resumed.
 /// throws  UsageError for a run of another task
 void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
-  const std::filesystem::path run = values.text(flag);
-  const auto weights = checkpoint_of(run, "--" + flag + ": ");
-  if (weights == run) return;
+  const std::filesystem::path typed = values.text(flag),
+                              run = flag == "init-weights" ? train::where_set_aside(typed) : typed;
+  auto weights = run;
+  try {
+    weights = checkpoint_of(run, "--" + flag + ": ");
+  } catch (const IoError&) {
+    if (flag == "eval") throw;
+  }
+  if (weights == typed) return;
   Config plain;  // with the task's defaults
   plain.task = task.name;
   task.set_defaults(plain);
@@ -270,6 +277,9 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
         own.add(setting, given);  // the precision also where it is the default: --fast may have another
     }
   };
+  for (const auto& setting : settings)
+    if (setting.name == flag) own.add(setting, {weights.string(), "--" + flag});
+  if (weights == run) return values.overlay(own);  // a file that was set aside
   // Of this checkpoint: config.toml may be that of a later branch.
   const auto was =
       nlohmann::json::parse(train::to_training_state(serialize::peek_pt(weights), weights).config_json);
@@ -285,8 +295,6 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
   // It may have been another file since, or that of another model that the run began with.
   if (const auto shape = run / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
     add("architecture", {shape.string(), shape.string()});
-  for (const auto& setting : settings)
-    if (setting.name == flag) own.add(setting, {weights.string(), "--" + flag});
   values.overlay(own);
 }
 
@@ -305,8 +313,8 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
   Values values;
   if (typed.given("config")) {
-    train::put_back_half_replaced(std::filesystem::absolute(typed.text("config")).parent_path());
-    values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
+    const auto file = train::where_set_aside(typed.text("config")).string();
+    values = for_flag("--config", [&] { return settings::read_toml(file, command); });
   } else {
     require(command, typed);
   }
@@ -475,13 +483,21 @@ void settle_merged(Config& config, const std::vector<settings::Setting>& setting
 
 std::string config_of_checkpoint(const Config& config) {
   const fs::path resume = config.train.checkpoint.resume;
+  train::TrainingState state;
+  std::error_code error;
   if (resume == "auto") {
     const auto found = train::find_resume(config.train.out, [](const auto&, const auto&) {});
-    return found.found() ? found.state.config_json : "";
+    if (!found.found()) return "";
+    state = found.state;
+  } else if (resume.empty() || !fs::exists(resume, error)) {
+    return "";
+  } else {
+    state = train::to_training_state(serialize::peek_pt(resume), resume);
   }
-  std::error_code error;
-  if (resume.empty() || !fs::exists(resume, error)) return "";
-  return train::to_training_state(serialize::peek_pt(resume), resume).config_json;
+  if (state.model_config.empty()) return state.config_json;
+  auto json = json::parse(state.config_json);
+  json[kModelShape] = state.model_config;
+  return json.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json,

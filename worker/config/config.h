@@ -63,6 +63,8 @@ struct Config {
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
+  bool resumes = false;          ///< from a checkpoint or from memory: initial weights are not read
+  std::string resumed_shape;     ///< the model's, as the checkpoint has it; empty: the settings tell it
   bool estimate = false;         ///< measure ten steps and estimate how long a run would take
   std::string recipe = "none";   ///< settings that reach a known accuracy
   bool fast = false;             ///< settings that make training faster without losing accuracy
@@ -154,6 +156,9 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
 /// Drops defaults that contradict stated settings. throws  UsageError for settings that exclude each other
 void settle(Config& config, const TaskEntry& task);
 
+/// In config_of_checkpoint(), besides the settings: TrainingState::model_config, if there is one.
+inline constexpr char kModelShape[] = "model_shape";
+
 /// The settings in the checkpoint that --resume names, as to_json(); empty if there is none.
 /// throws  IoError for a file that is no checkpoint
 std::string config_of_checkpoint(const Config& config);
@@ -183,7 +188,8 @@ std::filesystem::path make_new_folder(const std::filesystem::path& parent, const
 /// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
-/// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
+/// Keeps other processes from using the run folder until this one ends. Again once it has another
+/// checkpoints/, so that the earlier one is free. throws as make_run_folder()
 void lock_run_folder(const std::filesystem::path& folder);
 
 /// Where this process's ddprun job has saved a checkpoint: in `out`, or if that is empty, in a folder of

@@ -83,8 +83,8 @@ void check_not_of_a_run(const fs::path& file, const std::string& what) {
 
 fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) return path;
   train::put_back_half_replaced(path);
+  if (!fs::is_directory(path, error)) return path;
   if (!is_run_folder(path))
     throw IoError(path, "is a folder, but not the folder of a run; expected a file or a run's folder" +
                             one_line(train::where_replaced(path)));
@@ -103,11 +103,7 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
   }
   std::vector<std::string> skipped;
   const auto states = train::own_states(run, skipped);
-  if (states.empty())
-    throw IoError(
-        path, "has no checkpoint" + (run.replaced().empty() ? one_line(train::where_replaced(path))
-                                                            : "; the run that --overwrite replaced is in " +
-                                                                  one_line(run.replaced().string())));
+  if (states.empty()) throw IoError(path, "has no checkpoint" + one_line(train::where_replaced(path)));
   for (const auto& file : states) {
     if (!file.is_beside(states.front())) break;
     if (!file.problem.empty()) {

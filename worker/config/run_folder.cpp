@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -147,8 +148,8 @@ train::NextCommand command_to_continue(const Config& config, const ddp::ProcessG
 }  // namespace
 
 void lock_run_folder(const fs::path& folder) {
-  static std::vector<FolderLock> locks;
-  for (auto& lock : train::lock_run_folder(folder)) locks.push_back(std::move(lock));
+  static std::map<fs::path, std::vector<FolderLock>> locks;
+  locks[folder] = train::lock_run_folder(folder);
 }
 
 fs::path make_new_folder(const fs::path& parent, const std::string& task) {
@@ -188,9 +189,13 @@ fs::path folder_of_this_job(const fs::path& out) {
   for (const auto& path : folders) try {
       const train::RunFolder folder(path);
       const auto is_own = [&](const auto& state) { return state.identity == folder.identity(); };
-      if (!job.empty() && folder.job() == job && (!out.empty() || folder.is_of_this_command()) &&
-          std::ranges::any_of(train::state_files(folder), is_own))  // without reading tensors
-        return path;
+      const auto age = folder.age_of_this_command();
+      if (job.empty() || folder.job() != job || (out.empty() && age != 0)) continue;
+      if (age != 0 && age != std::string::npos)
+        throw UsageError("--out: in " + path.string() +
+                         ", another command of this job has overwritten what this one trained there before "
+                         "the job was restarted; give each command an --out of its own");
+      if (std::ranges::any_of(train::state_files(folder), is_own)) return path;  // without reading tensors
     } catch (const IoError&) {
       if (!out.empty()) throw;
     }

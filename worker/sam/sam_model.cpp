@@ -18,6 +18,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/model/parallel_model.h>
 #include "worker/config/kept_checkpoints.h"
 #include "worker/sam/data/prompted_batch.h"
@@ -181,7 +182,10 @@ SamConfig sam_architecture(const std::string& name) {
 }
 
 Sam new_or_released(const worker::Config& config) {
-  if (!config.sam.checkpoint.empty()) return read_sam(config.sam.checkpoint);
+  const auto& released = config.sam.checkpoint;
+  if (!released.empty() && config.resumes && !config.resumed_shape.empty())
+    return Sam(parse_sam_config(config.resumed_shape, released));
+  if (!released.empty()) return read_sam(train::where_set_aside(released));
   auto shape = sam_architecture(config.sam.architecture);
   if (const auto side = config.sam.image_size; side > 0) {
     shape.vision.image_size = shape.prompt_encoder.image_size = side;
@@ -217,6 +221,7 @@ Sam read_trained_sam(const fs::path& checkpoint) {
 }  // namespace
 
 Sam read_sam(const std::filesystem::path& path) {
+  train::put_back_half_replaced(path);
   std::error_code unknown;
   if (worker::is_run_folder(path) && !fs::exists(path / "config.json", unknown))
     return read_trained_sam(worker::checkpoint_of(path, "--checkpoint: "));

@@ -15,6 +15,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset.h>
 #include <ddprun/train/optim/gradients.h>
+#include "worker/config/kept_checkpoints.h"
 
 namespace ddprun::worker {
 namespace {
@@ -79,8 +80,7 @@ void LoadedTask::load(Config config) {
 void LoadedTask::load_early(const Config& config) {
   try {
     load(config);
-  } catch (const std::exception&) {
-    if (config.train.checkpoint.resume.empty()) throw;
+  } catch (const std::exception&) {  // load() will report it, if it still applies
   }
 }
 
@@ -113,7 +113,9 @@ void init_weights(torch::nn::Module& model, const Config& config) {
 GivenWeights read_given_weights(const Config& config) {
   const auto &init = config.model.init_weights, &eval = config.model.eval;
   if (!eval.empty()) return {eval, train::read_weights(eval, train::WeightsOf::kAveragesIfAny)};
-  return {init, init.empty() ? train::StateDict() : train::read_weights(init)};
+  if (init.empty() || config.resumes) return {};
+  const auto file = checkpoint_of(init, "--init-weights: ");
+  return {file, train::read_weights(file)};
 }
 
 std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,

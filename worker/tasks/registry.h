@@ -55,8 +55,8 @@ TaskEntry linear_task();
 TaskEntry cifar10_task();
 TaskEntry sam_task();
 
-/// The file of --init-weights or --eval, and its weights; both empty if neither is given. From a checkpoint
-/// with averaged weights, --eval takes those, like the test at the end of a training. throws  as
+/// The file of --init-weights or --eval, and its weights; both empty if neither is to be read. From a
+/// checkpoint with averaged weights, --eval takes those, like the test at the end of a training. throws  as
 /// train::read_weights()
 struct GivenWeights {
   std::filesystem::path file;

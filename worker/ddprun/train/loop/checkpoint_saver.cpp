@@ -266,7 +266,7 @@ void CheckpointSaver::forget_others() {
 }
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
-  CheckpointWriter::Request request;
+  CheckpointWriter::Request request{.paths = {}, .asked_for = occasion == Occasion::kRequest};
   if (policy_) {
     const auto plan = policy_->plan(state.metrics, state.epoch, state.step, occasion);
     request.paths.push_back(plan.write);

@@ -29,27 +29,55 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRunList = "run.json";
-
-/// The folders replaced-RUN that have a run's list.
-std::vector<fs::path> replaced_in(const fs::path& folder) {
-  auto found = folder_entries(folder);
-  std::erase_if(found, [](const auto& path) {
-    std::error_code error;
-    return !path.filename().string().starts_with("replaced-") || !fs::exists(path / kRunList, error);
-  });
-  return found;
-}
+constexpr auto kReadable = fs::directory_options::skip_permission_denied;
 
 /// Where an --overwrite was moving the run that belongs here. Empty: there was none. throws IoError
 fs::path half_replaced(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error) || is_there(folder / kRunList) ||
-      !fs::is_regular_file(folder / RunFolder::kMoving, error))
+  if (!fs::is_regular_file(folder / RunFolder::kMoving, error) || !RunFolder(folder).identity().run.empty())
     return {};
   const auto name = read_file(folder / RunFolder::kMoving);
   const bool known = name.starts_with("replaced-") && fs::path(name).filename() == name;
-  const auto aside = folder / name;
-  return known && is_there(aside / kRunList) ? aside : fs::path();
+  return known && fs::is_directory(folder / name, error) ? folder / name : fs::path();
+}
+
+/// All or nothing. throws IoError
+void put_back(const fs::path& folder) {
+  if (half_replaced(folder).empty()) return;
+  auto lock = lock_folder(folder);
+  for (int tries = 0; lock == nullptr && tries < 100; ++tries) {  // another process is just moving it
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    lock = lock_folder(folder);
+    if (half_replaced(folder).empty()) return;
+  }
+  const auto aside = half_replaced(folder);
+  if (aside.empty()) return;
+  const auto refuse = [&](const fs::path& path, const std::string& why) {
+    throw IoError(path, why + "; the run in " + folder.string() + " was moved to " + aside.string() +
+                            " by an --overwrite that was interrupted, and cannot move back");
+  };
+  const auto other = lock == nullptr ? nullptr : lock_folder(aside);
+  if (other == nullptr) refuse(lock == nullptr ? folder : aside, "is in use by another run");
+  for (const auto& entry : fs::recursive_directory_iterator(aside, kReadable)) {
+    const auto back = folder / entry.path().lexically_relative(aside);
+    if (!entry.is_directory() && is_there(back) && !is_part_of(entry.path(), back) &&
+        !is_part_of(back, entry.path()))
+      refuse(back, "is there again: move it to another place");
+  }
+  if (!move_back(aside, folder, kRunList)) refuse(aside, "holds what could not be moved");
+  remove_empty_folders(aside);
+  try_remove(folder / RunFolder::kMoving);
+  log_info("the run in " + folder.string() +
+           " is back in its place: --overwrite was interrupted while it moved the run to " + aside.string());
+}
+
+/// The folders of the run to which a path may belong; none if the working directory is gone.
+std::vector<fs::path> possible_runs(const fs::path& path) {
+  std::error_code error;
+  auto whole = fs::absolute(path, error).lexically_normal();
+  if (error) return {};
+  if (!whole.has_filename()) whole = whole.parent_path();
+  return {whole, whole.parent_path(), whole.parent_path().parent_path()};
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -140,9 +168,7 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   }
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
-             (folder->replaced().empty()
-                  ? where_replaced(options.out)
-                  : "; the run that --overwrite replaced earlier is in " + folder->replaced().string()));
+             where_replaced(options.out));
   folder->begin(names, options.overwrite);
   run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
@@ -184,56 +210,44 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
           }};
 }
 
-std::string where_replaced(const fs::path& folder) {
-  std::vector<std::string> names;
-  if (!is_there(folder / kRunList))
-    for (const auto& path : replaced_in(folder)) names.push_back(path.filename().string());
-  return names.empty() ? "" : "; earlier runs, which --overwrite set aside, are in " + joined(names, ", ");
+void put_back_half_replaced(const fs::path& path) {
+  if (path.empty()) return;
+  for (const auto& run : possible_runs(path)) put_back(run);
 }
 
-void put_back_half_replaced(const fs::path& folder) {
-  if (half_replaced(folder).empty()) return;
-  auto lock = lock_folder(folder);
-  for (int tries = 0; lock == nullptr && tries < 100; ++tries) {  // another process is just moving it
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    lock = lock_folder(folder);
-    if (half_replaced(folder).empty()) return;
-  }
-  const auto aside = half_replaced(folder);
-  if (lock == nullptr || aside.empty()) return;
-  const fs::path list = kRunList;
-  const auto other = lock_folder(aside);
-  if (other == nullptr) return;  // another process has resumed it where it is
-  const auto files = [&aside] {
-    return fs::recursive_directory_iterator(aside, fs::directory_options::skip_permission_denied);
-  };
-  for (const auto& entry : files())
-    if (const auto path = entry.path().lexically_relative(aside);
-        !entry.is_directory() && is_there(folder / path)) {
-      log_warning(aside.string() +
-                  ": an --overwrite that was interrupted moved the run there, which is not " +
-                  "moved back, because " + (folder / path).string() + " is there again");
-      return;
+fs::path where_set_aside(const fs::path& path) {
+  put_back_half_replaced(path);
+  const auto runs = possible_runs(path);
+  for (const auto& run : runs) try {
+      std::error_code error;
+      const RunFolder folder(run);
+      if (folder.replaced().empty()) continue;
+      const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
+      const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
+      const bool is_here =  // an empty folder is left of best/
+          inside == "." ? !state_files(folder).empty()
+                        : fs::exists(path, error) && !fs::is_empty(path, error);
+      if (is_here || !fs::exists(aside, error)) continue;
+      if (process_env("RANK").value_or("0") == "0")
+        log_info(one_line(path.string()) + " is now in " + one_line(aside.string()) +
+                 ": --overwrite set it aside");
+      return aside;
+    } catch (const IoError&) {  // nothing there is known to be a run's
     }
-  for (const auto& path : folder_entries(aside)) {
-    const auto back = folder / path.filename();
-    if (path.filename() == list) continue;  // the last: until then another attempt can follow
-    if (is_there(back)) {
-      move_back(path, back);
-      sync_folder(back);  // before the list says that the files are there
-    } else {
-      move_file(path, back);
-    }
-  }
-  for (const auto& entry : files())
-    if (!entry.is_directory() && entry.path().filename() != list) return;  // and a warning has named it
-  sync_folder(folder);
-  move_file(aside / list, folder / list);
-  remove_empty_folders(aside);
-  try_remove(folder / RunFolder::kMoving);
-  log_info("the run in " + folder.string() +
-           " is back in its place: --overwrite was interrupted while it moved " + "the run to " +
-           aside.string());
+  return path;
+}
+
+std::string where_replaced(const fs::path& folder) {
+  std::error_code error;
+  std::vector<std::string> runs;
+  for (const auto& path : folder_entries(folder))
+    for (const char* name : {kRunList, "checkpoints", "metrics.csv"})
+      if (path.filename().string().starts_with("replaced-") && fs::exists(path / name, error)) {
+        runs.push_back(path.string());
+        break;
+      }
+  std::ranges::sort(runs);
+  return runs.empty() ? "" : "; earlier runs, which were set aside, are in " + joined(runs, ", ");
 }
 
 bool continues_in(const fs::path& run_folder, const Resumed& from) {

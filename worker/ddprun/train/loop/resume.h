@@ -24,10 +24,18 @@ std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
 
 /// If a process was killed while its --overwrite moved the run of this folder aside, before the new run had a
 /// list of its own: moves the run back. If another process is doing so, or is still moving it aside, waits
-/// for that, ten seconds at most. Whoever looks into the folder does this first. throws IoError
-void put_back_half_replaced(const std::filesystem::path& folder);
+/// for that, ten seconds at most. Whoever looks into the folder does this first.
+///
+/// path    the folder, or one of the run's files, there or in a folder there
+/// throws  IoError also if the run cannot move back
+void put_back_half_replaced(const std::filesystem::path& path);
 
-/// For an error in a folder without a run: the earlier ones that --overwrite set aside in it, or nothing.
+/// Where a run's folder, or a file in it, is now, if an --overwrite has set it aside and has no checkpoint
+/// yet: for what the same command reads again when it is repeated. Rank 0 then logs it. Else the path itself.
+/// throws  as put_back_half_replaced()
+std::filesystem::path where_set_aside(const std::filesystem::path& path);
+
+/// For a message: the earlier runs that were set aside in the folder, or nothing.
 std::string where_replaced(const std::filesystem::path& folder);
 
 /// Whether a run that resumes from the checkpoint in this folder is the one that wrote it there.

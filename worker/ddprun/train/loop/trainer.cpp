@@ -11,6 +11,7 @@
 #include <torch/utils.h>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/ddp/checks.h>
@@ -29,6 +30,7 @@
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_log.h>
+#include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/run_memory.h>
 
 namespace ddprun::train {
@@ -94,6 +96,9 @@ class Trainer {
     while (!over()) train_epoch();
     if (terminated_) {
       log_.terminate();
+      if (run_.folder != nullptr && !run_.folder->replaced().empty())
+        log_info("the run that --overwrite has replaced is in " + run_.folder->replaced().string() +
+                 " until this run goes on and writes a checkpoint");
       return Ending::kTerminated;
     }
     // The last checkpoint may have been lost with the rank that wrote it, or the run killed before it had
@@ -517,6 +522,7 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   warn_of_test_set(run);
   if (const auto ended = has_ended(run, resumed ? &*resumed : nullptr)) return *ended;
   const auto folder = begin_folder(run, resumed ? &*resumed : nullptr);
+  locks.clear();  // the run has its own: what it has replaced is free
   return Trainer(run, std::move(resumed)).run();
 }
 

@@ -371,7 +371,7 @@ void CheckpointWriter::carry_out(const Request& request) {
   }
   if (request.paths.empty()) return;
   folder_.remove_unused_shards();
-  folder_.remove_replaced();
+  if (!request.asked_for) folder_.remove_replaced();
 }
 
 }  // namespace ddprun::train

@@ -199,6 +199,7 @@ class CheckpointWriter {
     std::vector<std::filesystem::path> paths;  ///< written in this order; all have one extension
     /// Deleted once the first is on disk and verified, if they are the run's.
     std::vector<std::filesystem::path> doomed = {};
+    bool asked_for = false;  ///< by a signal: the runs that this one has replaced stay until the next
     /// Called in the background before the first is written: waits for the ranks' shards, and returns the new
     /// TrainingState::shards. give_up() is true once the writer ends.
     std::function<std::string(const std::function<bool()>& give_up)> finish_shards = {};

@@ -1,7 +1,5 @@
 #include <ddprun/train/state/run_folder.h>
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -76,7 +74,7 @@ RunFolder::RunFolder(fs::path folder)
     doomed_ = json.value("doomed", std::vector<std::string>());
     set_aside_ = json.value("set_aside", false);
     job_ = json.value("job", "");
-    command_ = json.value("command", "");
+    commands_ = json.value("command", "");
     ended_within_ = json.value("ended_within", "");
     identity_.branch = std::max(json.value("branch", std::int64_t{1}), std::int64_t{1});
     for (const auto& [name, branch] : files_) {
@@ -98,7 +96,7 @@ RunIdentity RunFolder::identity() const {
   return identity_;
 }
 
-bool RunFolder::is_of_this_command() const { return command_.empty() || command_ == hash_of_command(); }
+std::size_t RunFolder::age_of_this_command() const { return commands_.find(hash_of_command()); }
 
 std::string RunFolder::name_of(const fs::path& file) const {
   const auto whole = [](const fs::path& path) { return fs::absolute(path).lexically_normal(); };
@@ -149,12 +147,12 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   fs::path aside;
   if (had_list) find_states(/*list_is_lost=*/false);
   const bool is_other = had_list && (had_result || has_result());
+  if (!overwrites) remove_replaced(/*keeps=*/true);  // nobody said now that they may go
   if (!had_list || is_other) {
     aside = set_aside(names, overwrites);
     if (had_list) files_.clear();
     identity_ = {random_hex(), 1};
   } else {
-    if (!overwrites) remove_replaced(/*keeps=*/true);  // nobody said now that they may go
     if (job_.empty() || job_ != process_env(kSharedJobIdVariable))
       for (const char* name : {"metrics.csv", "metrics.jsonl"})
         if (files_.contains(name)) keep_earlier(folder_ / name);
@@ -165,11 +163,11 @@ void RunFolder::begin(const std::vector<std::string>& names, bool overwrites) {
   checkpoints_place_ = place_of(checkpoints());
   set_aside_ = false;
   ended_within_.clear();
-  take_over();
+  take_over(is_other);
   try {
-    save(/*required=*/is_other);  // else a state that is left there would be continued as the earlier run
+    save(/*required=*/!aside.empty());  // or the earlier run's next reader would move that back
   } catch (const IoError&) {
-    if (!aside.empty()) move_back(aside, folder_);
+    if (!aside.empty()) move_back(aside, folder_, kList);
     throw;
   }
   try_remove(folder_ / kMoving);
@@ -213,11 +211,9 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
   const auto sync = [&] { sync_folder(to), sync_folder(folder_); };
   try {
     // First: without the list, what is left of the run is still read; with it, what is gone is missed.
-    if (names.erase(kList) > 0) {
+    if (names.contains(kList) || identity_.run.empty())
       write_file_atomic(folder_ / kMoving, to.filename().string());
-      move(kList);
-      sync();
-    }
+    if (names.erase(kList) > 0) move(kList), sync();
     if (std::ranges::any_of(names, is_checkpoint)) {
       move("checkpoints");  // all at once, so that no power failure leaves half a state
       for (const auto& path : folder_entries(to / "checkpoints"))
@@ -229,7 +225,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     for (const auto& name : names) move(name);
     sync();
   } catch (const IoError&) {
-    move_back(to, folder_);
+    move_back(to, folder_, kList);
     if (is_there(folder_ / kList)) try_remove(folder_ / kMoving);
     if (std::exchange(set_aside_, false)) save();
     throw;
@@ -250,7 +246,7 @@ void RunFolder::resume(const RunIdentity& state, bool is_newest, const std::vect
                                      ", and this folder has no " + std::string(kList) +
                                      ": continue that run with --resume " + run.string() +
                                      ", or start a new run from it by adding another --out");
-  take_over();
+  take_over(/*replaces=*/false);
   if (list_is_lost) {
     // Without its list a run is still itself.
     identity_ = state.run.empty() ? RunIdentity{random_hex(), 1} : state;
@@ -333,7 +329,7 @@ void RunFolder::save(bool required) {
   if (!doomed_.empty()) json["doomed"] = doomed_;
   if (set_aside_) json["set_aside"] = true;
   if (!job_.empty()) json["job"] = job_;
-  if (!command_.empty()) json["command"] = command_;
+  if (!commands_.empty()) json["command"] = commands_;
   if (!ended_within_.empty()) json["ended_within"] = ended_within_;
   const auto text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
@@ -345,10 +341,12 @@ void RunFolder::save(bool required) {
   }
 }
 
-/// By this job and command.
-void RunFolder::take_over() {
-  job_ = process_env(kSharedJobIdVariable).value_or("");
-  command_ = hash_of_command();
+/// By this job and command, after which the list has those of this job's runs that this one replaces.
+void RunFolder::take_over(bool replaces) {
+  const auto job = process_env(kSharedJobIdVariable).value_or(""), command = hash_of_command();
+  if (job_ != job || !commands_.starts_with(command))
+    commands_ = replaces && job_ == job && !job.empty() ? command + " " + commands_ : command;
+  job_ = job;
 }
 
 void RunFolder::end_within(const std::string& limits) {
@@ -488,11 +486,9 @@ void RunFolder::remove_replaced(bool keeps) {
   const std::lock_guard lock(mutex_);
   for (const auto& name : replaced_) try {
       const auto folder = folder_ / name;
-      // A run that is being resumed has its folder locked.
-      const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-      const bool is_free = !fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
       if (!is_there(folder / kList)) continue;
-      if (RunFolder replaced(folder); !keeps && is_free && replaced.set_aside_)
+      const auto free = lock_folder(folder);  // null: it is being resumed
+      if (RunFolder replaced(folder); !keeps && free != nullptr && replaced.set_aside_)
         replaced.remove_all();
       else if (!keeps)
         log_warning(folder.string() + ": this replaced run was resumed, and is kept");

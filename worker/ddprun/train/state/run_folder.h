@@ -45,8 +45,8 @@ class RunFolder {
   RunIdentity identity() const;
   /// The ddprun job that began or resumed it last; empty: none.
   const std::string& job() const { return job_; }
-  /// Whether that was this command, as far as is known: a job may have several trainings.
-  bool is_of_this_command() const;
+  /// 0: that was this command; npos: another one; else it has replaced this command's run in the same job.
+  std::size_t age_of_this_command() const;
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
@@ -117,7 +117,7 @@ class RunFolder {
   bool is_of_this_branch(const std::filesystem::path& file) const;
   void restore_metrics(std::int64_t branch);
   void begin_branch(std::int64_t branch);
-  void take_over();
+  void take_over(bool replaces);
   void find_states(bool list_is_lost);
   void save(bool required = false);
   std::filesystem::path set_aside(const std::vector<std::string>& names, bool overwrites);
@@ -133,7 +133,8 @@ class RunFolder {
   std::set<std::string> foreign_;  // checkpoints
   std::vector<std::string> replaced_;
   bool set_aside_ = false;  // and not resumed since
-  std::string job_, command_, ended_within_;
+  std::string job_, ended_within_;
+  std::string commands_;                         // of the job, whose runs were here, the newest first
   std::string writing_;                          // a checkpoint that is not listed yet
   std::vector<std::string> doomed_;              // by it
   std::set<std::filesystem::path> gone_shards_;  // listed until the next begin_shards()

@@ -12,6 +12,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
 #include "tests/support/catch.h"
@@ -567,6 +568,32 @@ TEST_CASE("a run that has weights or a summary, and no checkpoint, is set aside"
     CHECK(read_file(dir.path() / "replaced-earlier" / name) == "of hours");
     CHECK(RunFolder(dir.path() / "replaced-earlier").identity() == ended);
   }
+}
+
+TEST_CASE("--resume auto keeps the run that an interrupted --overwrite replaced, though that has a summary",
+          "[run_folder]") {
+  const TempDir dir;
+  const auto earlier = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  folder.claim(dir.path() / "summary.json");
+  write(dir.path() / "summary.json", "of hours");
+  folder.begin(kNames, /*overwrites=*/false);
+  save(folder, "last.pt", 1);
+  CHECK(find_resume(dir.path() / ("replaced-" + earlier.run)).state.step == 10);
+}
+
+TEST_CASE("a list moves back after everything else, or stays", "[run_folder]") {
+  const TempDir dir;
+  const auto from = dir.path() / "from", to = dir.path() / "to";
+  for (const char* name : {"run.json", "metrics.csv", "figures/a", "figures/b"}) write(from / name, name);
+  write(to / "figures/a", GENERATE("mine", "fig", "figures/a, whole"));
+  const bool part = read_file(to / "figures/a") != "mine";
+  CHECK(move_back(from, to, "run.json") == part);
+  CHECK(fs::exists(from) == !part);
+  if (!part) CHECK(files_in(from) == std::set<std::string>{"run.json", "figures/a"});
+  CHECK(read_file(to / "figures/a").size() >= 4);
+  CHECK(fs::exists(to / "run.json") == part);
 }
 
 TEST_CASE("a state of another run is not continued", "[run_folder]") {
