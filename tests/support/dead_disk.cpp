@@ -1,5 +1,5 @@
-// LD_PRELOAD: once there is a file $DEAD_DISK.gone, calls for a path below $DEAD_DISK never return, as on a network disk whose
-// server is gone.
+// LD_PRELOAD: once there is a file $DEAD_DISK.gone, calls for a path below $DEAD_DISK never return, as on a
+// network disk whose server is gone.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
