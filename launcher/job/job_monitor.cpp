@@ -295,7 +295,8 @@ asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {
         !worker.status && rank.value_or(running_->attempt.specs[i].rank) == running_->attempt.specs[i].rank)
       targets.push_back({running_->attempt.specs[i].rank, worker.process.pid});
   if (targets.empty()) co_return json{{"error", "no such rank runs here"}};
-  StackDump dump(targets, co_await find_stack_tools());
+  StackTools tools = co_await find_stack_tools();
+  StackDump dump(targets, std::move(tools));
   Timer timer(co_await asio::this_coro::executor);
   while (!dump.advance()) {
     timer.expires_after(dump.looking() ? std::chrono::milliseconds(0) : kStackLook);

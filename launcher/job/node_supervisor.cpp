@@ -307,6 +307,7 @@ class NodeSupervisor : public Supervisor {
             "this node starts no workers; it has the job's coordinator, and waits for the other nodes");
     } else if (refused != nullptr) {
       const std::string text = "refused by the coordinator: " + printable(refused->reason);
+      if (leaving_) co_return leave_now(*leaving_);
       if (!link().has_joined() || !look_again(text, /*hung_up=*/false))
         throw LaunchError(LaunchError::kOwnFailure, text);
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
