@@ -168,7 +168,9 @@ std::optional<Pace> Progress::pace() const {
   const Point &first = window_.front(), &last = window_.back();
   Pace pace;
   pace.steps = *last.status.step - *first.status.step;
-  const double seconds = std::chrono::duration<double>(last.at - first.at).count();
+  double seconds = std::chrono::duration<double>(last.at - first.at).count();
+  for (const auto member : {&WorkerStatus::Seconds::evaluation, &WorkerStatus::Seconds::checkpoint})
+    seconds -= (last.status.seconds.*member).value_or(0) - (first.status.seconds.*member).value_or(0);
   if (pace.steps <= 0 || seconds <= 0) return std::nullopt;
   const auto each = [&](std::optional<double> WorkerStatus::Seconds::*member) -> std::optional<double> {
     const auto &before = first.status.seconds.*member, &after = last.status.seconds.*member;

@@ -69,7 +69,7 @@ class StragglerWatch {
   std::map<int, State> states_;  ///< by rank
 };
 
-/// The pace of a worker's steps, over about the last ten seconds.
+/// The pace of a worker's steps, over about the last ten seconds, without evaluations and checkpoints.
 struct Pace {
   double step_seconds = 0;
   double samples_per_second = 0;  ///< 0: unknown

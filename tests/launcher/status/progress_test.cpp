@@ -69,6 +69,18 @@ TEST_CASE("the pace is that of the last ten seconds", "[progress]") {
   CHECK(pace->steps <= 55);
 }
 
+TEST_CASE("an evaluation does not make the steps before and after it longer", "[progress]") {
+  Progress progress;
+  for (int i = 0; i <= 40; ++i) {  // a step takes 0.1 s, and 20 steps are followed by 3 s of evaluation
+    const double evaluation = i > 20 ? 3 : 0;
+    progress.add(R"({"step":)" + std::to_string(i) + R"(,"seconds":{"evaluation":)" +
+                     std::to_string(evaluation) + "}}\n",
+                 at(0.1 * i + evaluation));
+  }
+  REQUIRE(progress.pace());
+  CHECK(progress.pace()->step_seconds == Approx(0.1));
+}
+
 TEST_CASE("a worker that begins anew has no pace yet", "[progress]") {
   Progress progress;
   progress.add(line(10, 1, 0), at(0));
