@@ -236,7 +236,8 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
-    config.resumes = memory.run.state || !memory.checkpoint_settings->empty();
+    const bool only_looks = config.find_lr || config.find_batch_size;  // loads no checkpoint
+    config.resumes = !only_looks && (memory.run.state || !memory.checkpoint_settings->empty());
     if (memory.run.state) config.resumed_shape = memory.run.state->model_config;
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;

@@ -268,15 +268,25 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
 }
 
 /// A child that becomes a program on a disk that does not answer would hold up the loop, which sleeps until
-/// then: looks at the file first. False if a signal or the time limit comes meanwhile, which wait() handles.
-asio::awaitable<bool> program_answers(const Job& job, const std::function<bool()>& give_up) {
+/// then: looks at the file first. False if it takes too long for the other nodes, which go on without this
+/// one (see the outcome), or if something else ends the attempt meanwhile, which wait() handles.
+asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt& attempt) {
   const std::function<void()> look = [path = job.program.path] {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     char byte;
     if (file) [[maybe_unused]]
       const auto ignored = ::read(file.get(), &byte, 1);
   };
-  co_return co_await run_aside(look, job.deadline, &give_up) == AsideEnd::kDone;
+  const auto signalled = gives_up(job);
+  const std::function<bool()> give_up = [&] { return signalled() || supervisor.end_reason(); };
+  auto until = job.deadline;
+  if (supervisor.has_peers())
+    until = std::min(until.value_or(Clock::time_point::max()), Clock::now() + job.options.nodes.node_timeout);
+  const AsideEnd end = co_await run_aside(look, until, &give_up);
+  attempt.drops_out = end == AsideEnd::kLate && until != job.deadline;
+  if (attempt.drops_out)
+    attempt.outcome = StartFailed{LaunchError::kOwnFailure, job.program.path + ": the disk does not answer"};
+  co_return end == AsideEnd::kDone;
 }
 
 /// The pipe of file timers; none if it cannot be made, since the job can go on without it.
@@ -295,15 +305,18 @@ asio::awaitable<UniqueFd> make_timer_pipe(const Job& job, const std::function<bo
     }
   };
   const AsideEnd end = co_await run_aside(make, Clock::now() + kPatience, &give_up);
-  if (end == AsideEnd::kGivenUp) co_return UniqueFd();
-  if (end == AsideEnd::kLate) made->problem = IoError(job.timer_file, "the disk does not answer").what();
-  if (!made->problem.empty()) log_warning(made->problem + ": the job goes on without file timers");
-  co_return std::move(made->pipe);
+  if (end == AsideEnd::kDone && made->problem.empty()) co_return std::move(made->pipe);
+  if (end != AsideEnd::kGivenUp)
+    log_warning((end == AsideEnd::kDone ? made->problem
+                                        : IoError(job.timer_file, "the disk does not answer").what()) +
+                ": the job goes on without file timers");
+  co_return UniqueFd();
 }
 
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
 /// cannot start.
-asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
+asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts,
+                                  NextRound next) {
   check_invariant(next.round.number > attempt.round.number, "rounds have ascending numbers");
   const Round& round = attempt.round = next.round;
   attempt.round_start = Clock::now();
@@ -325,8 +338,8 @@ asio::awaitable<bool> begin_round(Job& job, Attempt& attempt, Parts& parts, Next
     if (lost[i]) starting.push_back(plans[i]);
   co_await parts.logs.make_files(starting, give_up);
   if (job.preload != nullptr) co_await job.preload->have(starting.size(), give_up);
-  const bool answers = co_await program_answers(job, give_up);
-  if (!answers) co_return true;
+  const bool answers = co_await program_answers(job, supervisor, attempt);
+  if (!answers) co_return !attempt.drops_out;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
@@ -391,7 +404,8 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
       attempt.outcome = EndedByPeers{supervisor.decline(attempt)};
       co_return;
     }
-    if (!co_await begin_round(job, attempt, parts, supervisor.next_round(attempt))) co_return;
+    const bool begun = co_await begin_round(job, supervisor, attempt, parts, supervisor.next_round(attempt));
+    if (!begun) co_return;
     note_running_once_announced(job, supervisor, attempt, parts);
     lost.reset();
   }
@@ -486,7 +500,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
                      [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   }
   bool answers = true;  // as ddprun starts, it has just looked
-  if (round.number > 0) answers = co_await program_answers(job, give_up);
+  if (round.number > 0) answers = co_await program_answers(job, supervisor, attempt);
   try {
     std::optional<StartFailed> start_failed;
     if (answers)
@@ -511,7 +525,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
       };
     if (start_failed) {
       attempt.outcome = *start_failed;
-    } else {
+    } else if (!attempt.drops_out) {
       note_running_once_announced(job, supervisor, attempt, parts);
       if (recovers(job)) keep_standbys(job, parts, round);
       co_await run_rounds(job, supervisor, attempt, parts, find_hung);

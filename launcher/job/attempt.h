@@ -46,6 +46,7 @@ struct Attempt {
   std::vector<int> user_signals;                         ///< that end the job
   std::vector<pid_t> left;                               ///< processes that SIGKILL did not end
   std::vector<Straggler> stragglers;                     ///< ranks that were slow for a while
+  bool drops_out = false;  ///< the program's disk does not answer, and the other nodes go on without this one
   bool unannounced = false;  ///< --recover=rank: a worker has never said whether it can go on without another
   WorkerStatus said;         ///< last report of the worker on this node that accounts for most time
   std::optional<std::int64_t> first_step;  ///< reported by that worker

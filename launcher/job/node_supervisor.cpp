@@ -277,7 +277,7 @@ class NodeSupervisor : public Supervisor {
     if (received != nullptr && received->signal == SIGTSTP) stop_by_terminal();
     if (std::holds_alternative<ChildEnded>(event)) reap_children();
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
-    const bool counts = membership_.lost() && !membership_.in_round() && membership_.former().number >= 0;
+    const bool counts = membership_.lost() && !membership_.is_member() && membership_.former().number >= 0;
     if (!nodes_.elastic() || !counts || leaving_) {
       log_warning(job_.monitor->who_ends(*received) + ": leaving the job");
       co_return leave_now(received->signal);
@@ -312,6 +312,7 @@ class NodeSupervisor : public Supervisor {
         throw LaunchError(LaunchError::kOwnFailure, text);
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
       log_waiting(*waiting);
+      if (leaving_ && waiting->spare) co_return leave_now(*leaving_);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
       this->lead(*lead, job_.options.master_port);
     } else if (const auto* start = std::get_if<Start>(&message)) {
@@ -496,6 +497,7 @@ class NodeSupervisor : public Supervisor {
 
   void report_end(const Attempt& attempt) override {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) return leave(received->signal);
+    if (attempt.drops_out) return link().finish();  // for the others it is lost
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;

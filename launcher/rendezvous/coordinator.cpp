@@ -180,6 +180,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     }
     // The next round, which would replace what its workers save, waits until they have ended.
     node.state = State::kLeaving;
+    node.waits = !elastic();  // an elastic job's node goes by itself
     node.running = -1;
     if (node.join.node_rank) ranks_.erase(*node.join.node_rank);
     if (runs()) replace_member(id, node.join, reason, now, leave->signal);

@@ -482,6 +482,28 @@ TEST_CASE("a signal ends a job whose restart waits for a disk that does not answ
   CHECK(ddprun.wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGTERM));
 }
 
+TEST_CASE("a node whose program's disk does not answer at a restart is lost for the others, which go on",
+          "[stalled]") {
+  const DeadDisk disk;
+  const auto here = disk.folder.path() / "worker", there = disk.path / "worker";
+  const std::string text =
+      "#!/bin/sh\necho ready\nuntil [ -e " + disk.path.string() + ".gone ]; do sleep 0.05; done\n" +
+      "[ $WORLD_SIZE = 1 ] && exit 0\n[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 1\nsleep 100\n";
+  NodeJob nodes;
+  for (const auto& program : {here, there}) {
+    write_file_atomic(program, text);
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+    Command command = ddprun_command(nodes.flags(
+        {"--nnodes=1:2", "--last-call=600", "--node-timeout=3", "--max-restarts=5", "--no-python"}));
+    command.argv.push_back(program);
+    nodes.add(program == there ? disk.on(command) : command);
+  }
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
+  disk.go();
+  CHECK(nodes.wait() == std::vector{ExitStatus::exited(0), ExitStatus::exited(125)});
+  CHECK_THAT(nodes.node(1).err(), ContainsSubstring(there.string() + ": the disk does not answer"));
+}
+
 TEST_CASE("file timers whose pipe cannot be made again cost a warning", "[stalled]") {
   const TempDir folder;
   const auto timers = folder.path() / "timers";

@@ -399,6 +399,25 @@ TEST_CASE("an --overwrite that was killed while it moved the earlier run is undo
   CHECK(nlohmann::json::parse(read_file(out / "run.json"))["run"] == list["run"]);
 }
 
+TEST_CASE("a run that is resumed where a killed --overwrite has moved it stays there",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside = half_replace(out);
+  require_success(linear(aside, {"--epochs=2", "--resume=auto"}));
+  CHECK(values_of(aside, "step").back() == "16");
+}
+
+TEST_CASE("a run that ends within its first epoch removes what it has replaced", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  require_success(linear(out, {"--overwrite", "--max-steps=3", "--val-every-steps=5"}));
+  for (const auto& entry : fs::directory_iterator(out))
+    CHECK_FALSE(entry.path().filename().string().starts_with("replaced-"));
+}
+
 TEST_CASE("a run that a killed --overwrite was moving is resumed with its own settings",
           "[training][run_folder]") {
   const TempDir dir;

@@ -272,7 +272,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
     request.paths.push_back(plan.write);
     request.doomed.push_back(plan.remove);
   }
-  if (run_.options.checkpoint.save_last || occasion == Occasion::kRequest)
+  if (run_.options.checkpoint.save_last || occasion == Occasion::kRequest || occasion == Occasion::kEnd)
     request.paths.push_back(last_path_);
   std::erase_if(request.paths, [](const auto& path) { return path.empty(); });
   return request;

@@ -212,7 +212,12 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
 
 void put_back_half_replaced(const fs::path& path) {
   if (path.empty()) return;
-  for (const auto& run : possible_runs(path)) put_back(run);
+  const auto runs = possible_runs(path);
+  for (const auto& run : runs) {
+    const auto aside = half_replaced(run);  // a run that is used where it was moved to stays there
+    if (!aside.empty() && std::ranges::find(runs, fs::absolute(aside).lexically_normal()) == runs.end())
+      put_back(run);
+  }
 }
 
 fs::path where_set_aside(const fs::path& path) {

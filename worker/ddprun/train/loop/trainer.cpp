@@ -104,7 +104,7 @@ class Trainer {
     // The last checkpoint may have been lost with the rank that wrote it, or the run killed before it had
     // one.
     if (recovered_ ? !earlier_.trained : lacks_last_at_ == at_.step)
-      save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
+      save({at_.epoch, next_epoch_.samples}, Occasion::kEnd);
     agreement_.end([&] { saver_.wait(); });
     trained_ = true;
     if (memory_.has_parts()) memory_.snapshot_part_now(epoch_.losses);
@@ -171,7 +171,7 @@ class Trainer {
     next_epoch_.samples = epoch_.samples;  // if a resumed run continues here
     next_epoch_.losses = epoch_.losses;
     memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kNothing);
-    save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
+    save(judges_epochs() ? Occasion::kValidation : Occasion::kEnd);
   }
 
   void train_steps() {

@@ -116,7 +116,7 @@ CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists e
 
 CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                                       Occasion occasion) {
-  if (occasion == Occasion::kRequest || step == last_step_saved_ || options_.save_top_k == 0) return {};
+  if (occasion < Occasion::kStep || step == last_step_saved_ || options_.save_top_k == 0) return {};
   const auto score = find_metric(metrics, options_.monitor);
   if (!score && occasion == Occasion::kStep) return {};
   if (!score)

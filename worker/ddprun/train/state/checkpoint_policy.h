@@ -55,7 +55,8 @@ class CheckpointPolicy {
  public:
   using FileExists = std::function<bool(const std::filesystem::path&)>;
   enum class Occasion {
-    kRequest,    ///< a signal, or the time limit: keeps no checkpoint
+    kRequest,    ///< a signal: keeps no checkpoint
+    kEnd,        ///< within an epoch, by a limit: the same
     kStep,       ///< after an optimizer step without validation
     kValidation  ///< after validation or the end of an epoch
   };

@@ -227,7 +227,7 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
   } catch (const IoError&) {
     move_back(to, folder_, kList);
     if (is_there(folder_ / kList)) try_remove(folder_ / kMoving);
-    if (std::exchange(set_aside_, false)) save();
+    if (std::exchange(set_aside_, false) && is_there(folder_ / kList)) save();
     throw;
   }
   log_info((run == "earlier" ? "the earlier files are in " : "the earlier run's files are in ") +
