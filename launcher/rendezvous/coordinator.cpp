@@ -175,12 +175,13 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const bool saves = node.state == State::kInRound && node.started >= first_round_ &&
                        (runs() || phase_ == Phase::kStopping);
     if (!saves) {
-      dismiss(id, Drained{std::max(round_, 0), reason});
+      if (!elastic() && node.started >= 0)
+        dismiss(id, Drained{round_, reason});  // an elastic job's goes by itself
       return remove(nodes_.find(id), reason, now, leave->signal);
     }
     // The next round, which would replace what its workers save, waits until they have ended.
     node.state = State::kLeaving;
-    node.waits = !elastic();  // an elastic job's node goes by itself
+    node.waits = !elastic();
     node.running = -1;
     if (node.join.node_rank) ranks_.erase(*node.join.node_rank);
     if (runs()) replace_member(id, node.join, reason, now, leave->signal);

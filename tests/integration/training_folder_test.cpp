@@ -664,7 +664,8 @@ TEST_CASE("a run that is resumed does not read its initial weights", "[training]
   CHECK(values_of(out, "step").back() != "8");
 }
 
-TEST_CASE("--resume=auto means the run in --out, though there is a folder auto", "[training][run_folder]") {
+TEST_CASE("with --resume=auto the run in --out is meant, though there is a folder auto",
+          "[training][run_folder]") {
   const TempDir dir;
   const auto train = [&](const std::string& out, const std::vector<std::string>& flags) {
     auto command = linear(out, flags);

@@ -62,7 +62,7 @@ TEST_CASE("small convolutions as products of matrices are as exact as oneDNN's",
       CAPTURE(part);
       CHECK(now[part].sizes() == exact[part].sizes());
       CHECK(distance(now[part], exact[part]) < 1.5 * distance(before[i][part], exact[part]) + 1e-6);
-      CHECK(distance(now[part], exact[part]) < 4e-3);
+      CHECK(distance(now[part], exact[part]) < 8e-3);  // bfloat16 rounds by up to 1/256
     }
     CHECK(now[0].is_contiguous(at::MemoryFormat::ChannelsLast));
     const bool same = torch::equal(now[2], before[i][2]);

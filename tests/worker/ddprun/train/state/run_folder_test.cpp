@@ -570,8 +570,9 @@ TEST_CASE("a run that has weights or a summary, and no checkpoint, is set aside"
   }
 }
 
-TEST_CASE("--resume auto keeps the run that an interrupted --overwrite replaced, though that has a summary",
-          "[run_folder]") {
+TEST_CASE(
+    "the run that an interrupted --overwrite replaced is kept by --resume auto, though that has a summary",
+    "[run_folder]") {
   const TempDir dir;
   const auto earlier = make_run(dir.path());
   RunFolder folder(dir.path());
