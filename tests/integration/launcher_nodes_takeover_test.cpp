@@ -1,5 +1,7 @@
 // A coordinator's node that its user ends.
 
+#include <fcntl.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
@@ -62,6 +64,7 @@ TEST_CASE("a node that leaves while it looks for the next coordinator does not c
   boost::asio::io_context io;
   // A stranger who says nothing has the next endpoint's port: the nodes look for a while.
   boost::asio::ip::tcp::acceptor stranger(io, {boost::asio::ip::address_v4::loopback(), 0});
+  ::fcntl(stranger.native_handle(), F_SETFD, FD_CLOEXEC);
   NodeJob nodes;
   const std::string endpoints =
       "127.0.0.1:" + nodes.port + ",127.0.0.1:" + std::to_string(stranger.local_endpoint().port());
@@ -77,7 +80,9 @@ TEST_CASE("a node that leaves while it looks for the next coordinator does not c
   nodes.node(2).send_signal(SIGTERM);
   CHECK(wait_until([&] { return count_of("as soon as the next round", nodes.node(2).err()) > 0; }));
   stranger.close();
-  REQUIRE(nodes.node(1).wait_for_output(" of 1, round 0"));
+  const bool goes_on = nodes.node(1).wait_for_output(" of 1, round 0");
+  CAPTURE(nodes.node(1).out(), nodes.node(1).err(), nodes.node(2).out(), nodes.node(2).err());
+  REQUIRE(goes_on);
   write_file_atomic(done, "");
   CHECK(nodes.wait() ==
         std::vector{ExitStatus::killed(SIGTERM), ExitStatus::exited(0), ExitStatus::killed(SIGTERM)});
