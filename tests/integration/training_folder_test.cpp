@@ -413,7 +413,7 @@ TEST_CASE("a run that ends within its first epoch removes what it has replaced",
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=1"}));
-  require_success(linear(out, {"--overwrite", "--max-steps=3", "--val-every-steps=5"}));
+  require_success(linear(out, {"--overwrite", "--max-steps=3", "--val-every-steps=5", "--val-split=0.25"}));
   for (const auto& entry : fs::directory_iterator(out))
     CHECK_FALSE(entry.path().filename().string().starts_with("replaced-"));
 }
