@@ -14,6 +14,7 @@
 #include <ddprun/common/recovery.h>
 #include <ddprun/common/text.h>
 #include <ddprun/data/dataset.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/optim/gradients.h>
 #include "worker/config/kept_checkpoints.h"
 
