@@ -259,6 +259,7 @@ def choose_tests(stage, build):
              if test.labels & PROCESS_LABELS and "slow" not in test.labels]
     names = {test.name for test in tests}
     record, now = read_record(stage), turn()
+    packages = stage == "processes"  # they build their own programs, or run Python: sanitizers would find little in that, and take minutes
     listed = ROOT / "tests" / "always.txt"
     always = always_run(listed.read_text()) if stage == "processes" and listed.exists() else []
     missing = [name for name in always if name not in names]
@@ -271,9 +272,9 @@ def choose_tests(stage, build):
         chosen, left = choose(always, first, owed, then, MOST_TESTS, now)
     else:
         part = (now + (stage != "processes")) % PARTS  # under the sanitizers another one
-        fifth = [test.name for index, test in enumerate(tests) if index % PARTS == part or "package" in test.labels]
+        fifth = [test.name for index, test in enumerate(tests) if index % PARTS == part or packages and "package" in test.labels]
         chosen, left = choose([*dict.fromkeys(always + fifth)], first, [], then, MOST_TESTS_WITHOUT_RECORD, now)
-    since = f"the changes since {record['commit'][:12]}" if record else "no record: a fifth of all, packages, and the last changes"
+    since = f"the changes since {record['commit'][:12]}" if record else f"no record: a fifth of all{', packages' if packages else ''}, and the last changes"
     say(f"{len(chosen)} of {len(tests)} tests that start processes: {len(always)} that always run, and {since}"
         + (f"; {len(left)} more in the next runs, or with .ci/run 1" if left else ""))
     write(plan_file(stage), {"owed": left})
