@@ -108,6 +108,27 @@ TEST_CASE("two and three nodes train as one node with as many ranks does", "[nod
   check_same(train(network, nodes, Network::ipv4(0)), train_on_one_node(nodes), nodes);
 }
 
+TEST_CASE("worker env --network names the node whose link is slow", "[training]") {
+  const Network network(3);
+  int status = -1;
+  network.run_on(2, [&] {
+    status = std::system("tc qdisc add dev eth0 root tbf rate 200mbit burst 256kb latency 50ms");
+  });
+  REQUIRE(status == 0);
+  std::deque<Child> nodes;
+  for (const int rank : {0, 1, 2}) {
+    Command command{{DDPRUN_PROGRAM, "--nnodes=3", "--node-rank=" + std::to_string(rank),
+                     "--master-addr=" + Network::ipv4(0), "--master-port=29500", "--nproc-per-node=1",
+                     WORKER_PROGRAM, "env", "--device=cpu", "--network"}};
+    nodes.emplace_back(network.on(rank, command));
+  }
+  for (Child& node : nodes) CHECK(node.wait(kTraining) == ExitStatus::exited(1));
+  CAPTURE(nodes[0].out(), nodes[0].err());
+  CHECK_THAT(nodes[0].out(), ContainsSubstring("\n  slowest                       rank 2 on h2, 0.02") &&
+                                 ContainsSubstring("wrong: rank 2: network: expected about ") &&
+                                 !ContainsSubstring("wrong: rank 0") && !ContainsSubstring("wrong: rank 1"));
+}
+
 TEST_CASE("workers ask no name server for the names of peers", "[training]") {
   need_fashion_mnist();
   const Network network(1);  // without a name server in resolv.conf, one on loopback is asked

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,8 @@ const std::vector<CommandEntry>& all_commands();
 int run_advise_command(int argc, char** argv);
 
 /// worker env: prints what a training run would find here (variables, ranks, devices, backend, addresses,
-/// versions) and what is wrong: rank 0 for all ranks or, if they cannot meet, each rank for itself. Returns 0
-/// if all is fine, else 1.
+/// versions; with --network also how fast the ranks exchange) and what is wrong: rank 0 for all ranks or, if
+/// they cannot meet, each rank for itself. Returns 0 if all is fine, else 1.
 int run_env_command(int argc, char** argv);
 
 /// worker export CHECKPOINT OUT [--ema] [--prefix P]: writes only a model's weights, from any file that
@@ -61,7 +62,7 @@ AdaptedPicture adapt_picture(const image::Image& picture, const PictureInput& wa
 /// What one rank finds out about its environment.
 struct EnvReport {
   struct Line {
-    std::string section;  ///< "variables", "this rank", "libraries"
+    std::string section;  ///< "variables", "this rank", "libraries", "network"
     std::string name;
     std::string value;
   };
@@ -77,16 +78,19 @@ EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::
 
 /// One rank's row in the table of ranks.
 struct RankRow {
-  std::vector<std::string> cells;     ///< as in kRankColumns
+  std::vector<std::string> cells;     ///< as in kRankColumns; without the last, where it was not measured
   std::vector<std::string> problems;  ///< of that rank
 };
 inline const std::vector<std::string> kRankColumns = {"rank",    "host",    "local rank", "device",
-                                                      "backend", "address", "torch"};
+                                                      "backend", "address", "torch",      "GB/s"};
 
 /// Connects to the other ranks if it can, and adds failures to the problems.
 ///
-/// returns  every rank's row, by rank; only this rank's if they could not connect
-std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options);
+/// network  also measures the network (network_speed.h), adds what it finds to the report, and a cell to the
+/// rows group    where they meet; left open returns  every rank's row, by rank; only this rank's if they
+/// could not connect
+std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options, bool network,
+                                std::optional<ddp::ProcessGroup>& group);
 
 /// The report as text: sections, the table of ranks, then the problems or "all is fine".
 std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks);

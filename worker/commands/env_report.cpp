@@ -22,6 +22,7 @@
 #include <ddprun/group/store.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/model/cpu_abilities.h>
+#include "worker/commands/network_speed.h"
 #include "worker/config/config.h"
 
 namespace ddprun::worker {
@@ -151,9 +152,25 @@ void compare(std::vector<RankRow>& ranks) {
     if (!is_new)
       rank.problems.push_back("LOCAL_RANK: expected a different one for each rank of a host, got " +
                               rank.cells[2] + " on " + rank.cells[1] + " for rank " + place->second + " too");
-    if (rank.cells.back() != ranks[0].cells.back())
-      rank.problems.push_back("torch: expected " + ranks[0].cells.back() + " as on rank 0, got " +
-                              rank.cells.back());
+    if (const auto& torch = rank.cells[6]; torch != ranks[0].cells[6])
+      rank.problems.push_back("torch: expected " + ranks[0].cells[6] + " as on rank 0, got " + torch);
+  }
+}
+
+void add_network(EnvReport& report, std::vector<RankRow>& rows, const ddp::ProcessGroup& group) {
+  const auto speed = measure_network(group, report.env.group_rank, 1);
+  const auto add = [&](const std::string& name, const std::string& value) {
+    report.lines.push_back({"network over " + group.backend(), name, value});
+  };
+  add("all-reduce of 16 MiB", formatted("%.3g GB/s (bus bandwidth)", speed.all_reduce));
+  add("all-reduce of 4 bytes", formatted("%.0f us", speed.latency * 1e6));
+  const auto slowest = static_cast<std::size_t>(std::ranges::min_element(speed.link) - speed.link.begin());
+  add("slowest", formatted("rank %zu on %s, %.3g GB/s to a neighbour", slowest,
+                           rows[slowest].cells[1].c_str(), speed.link[slowest]));
+  const auto wrong = slow_links(speed.link);
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    rows[rank].cells.push_back(formatted("%.3g", speed.link[rank]));
+    if (!wrong[rank].empty()) rows[rank].problems.push_back(wrong[rank]);
   }
 }
 
@@ -175,15 +192,16 @@ EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::
   return report;
 }
 
-std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options) {
+std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options, bool network,
+                                std::optional<ddp::ProcessGroup>& group) {
   std::vector<RankRow> rows;
   if (report.can_meet) {
     try_to(report, [&] {
-      auto group = ddp::ProcessGroup::connect(report.env, options);
+      group = ddp::ProcessGroup::connect(report.env, options);
       for (const auto& text :
-           ddp::all_gather(group, encode(own_row(report, group.backend(), group.device().str()))))
+           ddp::all_gather(*group, encode(own_row(report, group->backend(), group->device().str()))))
         rows.push_back(decode(text));
-      group.close();
+      if (network && group->size() > 1) add_network(report, rows, *group);
     });
   }
   if (rows.empty()) rows.push_back(own_row(report, "-", "-"));
@@ -199,6 +217,7 @@ std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) 
     out << "  " << std::left << std::setw(30) << line.name << line.value << '\n';
   }
   std::vector<std::vector<std::string>> rows = {kRankColumns};
+  rows[0].resize(ranks[0].cells.size());
   for (const auto& rank : ranks) rows.push_back(rank.cells);
   for (auto& row : rows) row[0].insert(0, "  ");
   out << "ranks\n" << in_columns(rows);
@@ -217,6 +236,7 @@ int run_env_command(int argc, char** argv) {
   ddp::ProcessGroup::Options options;
   options.device = ddp::DeviceChoice::kAuto;  // as a training
   std::chrono::milliseconds timeout = std::chrono::seconds(10);
+  bool network = false;
   settings::Command command;
   command.name = "worker env";
   command.description =
@@ -226,13 +246,19 @@ int run_env_command(int argc, char** argv) {
       device_setting(options.device),
       backend_setting(options.backend),
       settings::seconds("timeout", timeout, kSeconds, "how long to wait for the other ranks"),
+      settings::boolean(
+          "network", network,
+          "measure for about a second how fast the ranks exchange tensors, and name the slowest"),
   };
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   options.timeout = options.connect_timeout = timeout;
 
   EnvReport report = inspect_environment(process_env, options);
-  const auto ranks = meet_ranks(report, options);
+  std::optional<ddp::ProcessGroup> group;
+  const auto ranks = meet_ranks(report, options, network, group);
   if (ranks.size() == 1 || report.env.rank == 0) write_stdout(to_text(report, ranks));
+  // Until rank 0 has printed, no other ends with 1, which would make the launcher end rank 0.
+  if (group) try_to(report, [&] { group->close(); });
   const bool fine = report.problems.empty() &&
                     std::ranges::all_of(ranks, [](const RankRow& rank) { return rank.problems.empty(); });
   return fine ? 0 : 1;

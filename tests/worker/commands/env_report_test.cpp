@@ -9,6 +9,7 @@
 #include <ddprun/group/cuda_backend.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
+#include "worker/commands/network_speed.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;
@@ -142,6 +143,45 @@ TEST_CASE("worker env names a rank that does not come", "[env_report]") {
   CHECK(child.wait() == ExitStatus::exited(1));
   CHECK_THAT(child.out(), ContainsSubstring("wrong: connecting at 127.0.0.1:" + std::to_string(port.port) +
                                             ": expected 2 ranks within 0.5 s, rank 1 did not arrive"));
+}
+
+TEST_CASE("worker env --network measures what two ranks exchange", "[env_report]") {
+  const HeldPort port;
+  const auto command = [&](int rank) {
+    auto ranks = worker_env(of_rank(port, rank));
+    ranks.argv.push_back("--network");
+    return ranks;
+  };
+  test::Child first(command(0)), second(command(1));
+  CHECK(first.wait() == ExitStatus::exited(0));
+  CHECK(second.wait() == ExitStatus::exited(0));
+  CHECK_THAT(first.out(), ContainsSubstring("network over gloo\n  all-reduce of 16 MiB") &&
+                              ContainsSubstring(" us\n  slowest                       rank ") &&
+                              ContainsSubstring("torch   GB/s\n") && ContainsSubstring("all is fine"));
+}
+
+TEST_CASE("worker env --network of one process has nothing to measure", "[env_report]") {
+  auto command = worker_env({});
+  command.argv.push_back("--network");
+  test::Child child(command);
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK_THAT(child.out(), !ContainsSubstring("GB/s"));
+}
+
+TEST_CASE("ranks are paired over nodes, each with those of its own turn", "[env_report]") {
+  using Rings = std::vector<std::vector<int>>;
+  CHECK(network_rings({0, 0, 0}) == Rings{{0, 1, 2}});
+  CHECK(network_rings({0, 0, 1, 1, 2, 2}) == Rings{{0, 2, 4}, {1, 3, 5}});
+  CHECK(network_rings({0, 0, 1, 2, 2}) == Rings{{0, 2, 3}, {1, 4}});
+}
+
+TEST_CASE("a rank with less than half of the median speed is slow", "[env_report]") {
+  CHECK(slow_links({1, 1}) == std::vector<std::string>(2));
+  CHECK(slow_links({10, 9, 5}) == std::vector<std::string>(3));
+  CHECK(slow_links({0, 9, 10, 4, 11}) ==  // rank 0 had no partner
+        std::vector<std::string>{
+            "", "", "", "network: expected about 10 GB/s to a neighbour, as half of the ranks have, got 4",
+            ""});
 }
 
 TEST_CASE("worker env refuses a flag that it does not know", "[env_report]") {
