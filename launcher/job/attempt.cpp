@@ -146,13 +146,15 @@ asio::awaitable<void> write_files(std::vector<StackResult>& results, const std::
   const std::function<void()> write = [files, folder] {
     for (StackResult& result : *files) write_stacks(result, folder);
   };
-  if (co_await run_aside(write, Clock::now() + patience, &give_up) == AsideEnd::kDone) {
+  const AsideEnd end = co_await run_aside(write, Clock::now() + patience, &give_up);
+  if (end == AsideEnd::kDone) {
     results = std::move(*files);
     co_return;
   }
   for (StackResult& result : results) {
     result.tools.clear();
-    result.problem = folder.string() + ": the disk does not answer";
+    result.problem =
+        end == AsideEnd::kLate ? folder.string() + ": the disk does not answer" : "a signal ends the job first";
   }
 }
 
@@ -165,7 +167,7 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   const auto give_up = gives_up(job);
   const auto folder = co_await job.outputs.lasting_folder(attempt.round.number, give_up);
   StackTools tools;
-  if (!folder.empty()) tools = co_await find_stack_tools();
+  if (!folder.empty()) tools = co_await find_stack_tools(&give_up);
   StackDump dump(targets, std::move(tools));
   while (!dump.advance() && group.user_signals().empty()) co_await group.wait_for_event(dump.next());
   auto results = dump.finish();
@@ -268,8 +270,9 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
 }
 
 /// A child that becomes a program on a disk that does not answer would hold up the loop, which sleeps until
-/// then: looks at the file first. False if it takes too long for the other nodes, which go on without this
-/// one (see the outcome), or if something else ends the attempt meanwhile, which wait() handles.
+/// then: looks at the file first, and waits for it. False if something else ends the attempt meanwhile, which
+/// wait() handles, or if the other nodes go on without this one (see the outcome): not while they all wait,
+/// as for a disk that they share.
 asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt& attempt) {
   const std::function<void()> look = [path = job.program.path] {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -277,39 +280,51 @@ asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt&
     if (file) [[maybe_unused]]
       const auto ignored = ::read(file.get(), &byte, 1);
   };
+  const std::string problem = job.program.path + ": the disk does not answer";
   const auto signalled = gives_up(job);
-  const std::function<bool()> give_up = [&] { return signalled() || supervisor.end_reason(); };
-  auto until = job.deadline;
-  if (supervisor.has_peers())
-    until = std::min(until.value_or(Clock::time_point::max()), Clock::now() + job.options.nodes.node_timeout);
-  const AsideEnd end = co_await run_aside(look, until, &give_up);
-  attempt.drops_out = end == AsideEnd::kLate && until != job.deadline;
-  if (attempt.drops_out)
-    attempt.outcome = StartFailed{LaunchError::kOwnFailure, job.program.path + ": the disk does not answer"};
+  auto warns_at = Clock::now() + job.options.nodes.node_timeout;
+  const std::function<bool()> give_up = [&] {
+    if (signalled() || supervisor.end_reason()) return true;
+    if (Clock::now() >= warns_at) {
+      log_warning(problem + ": waiting for it");
+      warns_at = Clock::time_point::max();
+    }
+    attempt.drops_out = supervisor.others_run(attempt.round.number);
+    return attempt.drops_out;
+  };
+  const AsideEnd end = co_await run_aside(look, job.deadline, &give_up);
+  if (attempt.drops_out) attempt.outcome = StartFailed{LaunchError::kOwnFailure, problem};
   co_return end == AsideEnd::kDone;
 }
 
-/// The pipe of file timers; none if it cannot be made, since the job can go on without it.
-asio::awaitable<UniqueFd> make_timer_pipe(const Job& job, const std::function<bool()>& give_up) {
+/// The pipe of file timers. If it cannot be made where it was, it is made in the job's own folder; none if that
+/// fails too.
+asio::awaitable<UniqueFd> make_timer_pipe(Job& job, const std::function<bool()>& give_up) {
   constexpr std::chrono::seconds kPatience{10};
   struct Made {
     UniqueFd pipe;
     std::string problem;
   };
-  const auto made = std::make_shared<Made>();
-  const std::function<void()> make = [made, path = job.timer_file] {
-    try {
-      made->pipe = FileTimers::make_pipe(path);
-    } catch (const IoError& error) {
-      made->problem = error.what();
-    }
-  };
-  const AsideEnd end = co_await run_aside(make, Clock::now() + kPatience, &give_up);
-  if (end == AsideEnd::kDone && made->problem.empty()) co_return std::move(made->pipe);
-  if (end != AsideEnd::kGivenUp)
-    log_warning((end == AsideEnd::kDone ? made->problem
-                                        : IoError(job.timer_file, "the disk does not answer").what()) +
-                ": the job goes on without file timers");
+  const auto own = job.outputs.job_folder() / "timers";
+  for (std::string instead; job.timer_file != instead;) {
+    const auto made = std::make_shared<Made>();
+    const std::function<void()> make = [made, path = job.timer_file] {
+      try {
+        made->pipe = FileTimers::make_pipe(path);
+      } catch (const IoError& error) {
+        made->problem = error.what();
+      }
+    };
+    const AsideEnd end = co_await run_aside(make, Clock::now() + kPatience, &give_up);
+    if (end == AsideEnd::kGivenUp) break;
+    if (end == AsideEnd::kDone && made->problem.empty()) co_return std::move(made->pipe);
+    const std::string problem =
+        end == AsideEnd::kDone ? made->problem : IoError(job.timer_file, "the disk does not answer").what();
+    instead = job.timer_file;
+    if (job.timer_file != own) job.timer_file = own;
+    log_warning(problem + (job.timer_file == instead ? ": the workers' file timers fail"
+                                                     : ": the file timers' pipe is now " + own.string()));
+  }
   co_return UniqueFd();
 }
 
@@ -338,7 +353,9 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
     if (lost[i]) starting.push_back(plans[i]);
   co_await parts.logs.make_files(starting, give_up);
   if (job.preload != nullptr) co_await job.preload->have(starting.size(), give_up);
-  const bool answers = co_await program_answers(job, supervisor, attempt);
+  bool answers = true;  // forks, and processes that stand by, run the program already
+  if (job.preload == nullptr && starting.size() > parts.standbys.ready())
+    answers = co_await program_answers(job, supervisor, attempt);
   if (!answers) co_return !attempt.drops_out;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
@@ -478,6 +495,8 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
   WorkerGroup& group = parts.group;
   AttemptOutput& logs = parts.logs;
   WorkerEnds ends = open_ends(parts, job, round, {});
+  UniqueFd timer_pipe;
+  if (!job.timer_file.empty()) timer_pipe = co_await make_timer_pipe(job, give_up);
   attempt.specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto output_plans = job.outputs.plan(round.number, attempt.specs);
   for (const WorkerOutputPlan& plan : output_plans) {
@@ -493,14 +512,12 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
   co_await logs.make_files(output_plans, give_up);
   if (job.preload != nullptr) co_await job.preload->have(attempt.specs.size(), give_up);
   std::optional<FileTimers> timers;
-  if (!job.timer_file.empty()) {
-    UniqueFd pipe = co_await make_timer_pipe(job, give_up);
-    if (pipe)
-      timers.emplace(job.io, std::move(pipe),
-                     [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
-  }
-  bool answers = true;  // as ddprun starts, it has just looked
-  if (round.number > 0) answers = co_await program_answers(job, supervisor, attempt);
+  if (timer_pipe)
+    timers.emplace(job.io, std::move(timer_pipe),
+                   [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
+  bool answers = true;  // a ddprun that waits for nobody has just looked
+  if (round.number > 0 || supervisor.has_peers())
+    answers = co_await program_answers(job, supervisor, attempt);
   try {
     std::optional<StartFailed> start_failed;
     if (answers)

@@ -27,9 +27,10 @@ using Clock = JobEvents::Clock;
 constexpr std::chrono::seconds kGoodbyeTimeout{10};
 // Whatever listens on our port is either a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
-// How long a node that leaves waits for the first round after the coordinator's loss. Most of that round's
-// nodes have to come, and without this one the others may be too few.
-constexpr std::chrono::seconds kLeaveWithin{10};
+// How long a node that leaves waits for the first round after the coordinator's loss, or twice --node-timeout:
+// it may ask hosts that do not answer. Most of that round's nodes have to come, and without this one the others
+// may be too few.
+constexpr std::chrono::milliseconds kLeaveWithin{10'000};
 // How long etcd may take to learn of the end; later, the leases tell it.
 constexpr std::chrono::seconds kAbdication{2};
 constexpr std::size_t kMostShown = 300;  // bytes of a command
@@ -282,12 +283,18 @@ class NodeSupervisor : public Supervisor {
       log_warning(job_.monitor->who_ends(*received) + ": leaving the job");
       co_return leave_now(received->signal);
     }
-    log_warning(job_.monitor->who_ends(*received) +
-                ": leaving the job as soon as the next round, which needs this node, begins (within " +
-                in_seconds(kLeaveWithin) + "; a second signal does not wait)");
-    leaving_ = received->signal;
-    leave_by_ = Clock::now() + kLeaveWithin;
+    stay_until_next_round(*received);
     co_return std::nullopt;
+  }
+
+  /// The others count on this node until then.
+  void stay_until_next_round(const SignalReceived& received) {
+    const auto limit = std::max(kLeaveWithin, 2 * nodes_.node_timeout);
+    log_warning(job_.monitor->who_ends(received) +
+                ": leaving the job as soon as the next round, which needs this node, begins (within " +
+                in_seconds(limit) + "; a second signal does not wait)");
+    leaving_ = received.signal;
+    leave_by_ = Clock::now() + limit;
   }
 
   /// No worker runs here, and the others may go on.
@@ -365,18 +372,25 @@ class NodeSupervisor : public Supervisor {
   }
 
   /// The user ended this node while its workers were being stopped; if the job has ended, its result wins.
-  RunResult leave_or_end(int signal) {
+  std::optional<RunResult> leave_or_end(const Attempt& attempt) {
+    const SignalReceived received{attempt.user_signals.front()};
     while (const auto news = link().next()) {
+      if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
+        const bool waits = nodes_.elastic() && attempt.user_signals.size() < 2;
+        if (!waits || !look_again(lost->reason, lost->hung_up)) break;
+        stay_until_next_round(received);
+        return std::nullopt;
+      }
       const auto* message = std::get_if<CoordinatorMessage>(&*news);
-      if (message == nullptr) continue;
       if (const auto* end = std::get_if<End>(message)) return result_of(*end);
       const auto* drained = std::get_if<Drained>(message);
       if (drained != nullptr && !job_.monitor->asked_to_stop())
         return result_of(*drained);  // that ends the job
     }
-    leave(signal);
-    record_.outcome = SignalReceived{signal};
-    return RunResult::by_signal(signal);
+    log_warning(job_.monitor->who_ends(received) + ": leaving the job");
+    leave(received.signal);
+    record_.outcome = received;
+    return RunResult::by_signal(received.signal);
   }
 
   /// Where rank 0's node reserves the workers' port: on the interface by which others reach it.
@@ -430,6 +444,20 @@ class NodeSupervisor : public Supervisor {
     if (!round.reason.starts_with(last_reason_)) log_warning(last_reason_ + "; replacing this rank too");
     log_warning(printable(round.reason));
     return round;
+  }
+
+  bool others_run(int round) override {
+    const auto since = link().others_run_since(round);
+    const bool can_follow = connections_.server() == nullptr || !nodes_.successors.empty() || nodes_.etcd;
+    return since && can_follow && Clock::now() >= *since + nodes_.node_timeout;
+  }
+
+  /// The others go on without this node, whose workers cannot start.
+  void drop_out(const std::string& text) {
+    drops_out_ = true;
+    last_reason_ = text;
+    hand_over(std::nullopt, text);
+    link().finish();  // for the others it is lost
   }
 
   void note_running(const Attempt& attempt) override { link().set_running(attempt.round.number); }
@@ -488,7 +516,7 @@ class NodeSupervisor : public Supervisor {
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);
-    if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
+    if (!attempt.user_signals.empty()) co_return leave_or_end(attempt);
     // The coordinator knows of every other end and has sent Stop, answered by Ended, or End.
     succeeded_ = std::holds_alternative<AllSucceeded>(attempt.outcome);
     if (succeeded_) link().send(Succeeded{attempt.round.number});
@@ -497,7 +525,7 @@ class NodeSupervisor : public Supervisor {
 
   void report_end(const Attempt& attempt) override {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) return leave(received->signal);
-    if (attempt.drops_out) return link().finish();  // for the others it is lost
+    if (attempt.drops_out) return drop_out(describe_end(attempt) + " on node " + name_of_node(nodes_));
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;
@@ -512,6 +540,7 @@ class NodeSupervisor : public Supervisor {
 
   /// Reports ddprun's own failure; no round follows on this node.
   void fail_job(const AttemptEnd& end, const std::string& text) {
+    if (drops_out_) return;
     send_failure(round_, end, text + " on node " + name_of_node(nodes_));
     connections_.end_job(end, last_reason_);
   }
@@ -527,15 +556,21 @@ class NodeSupervisor : public Supervisor {
     }
     const std::string reason =
         "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal);
-    if (auto* server = connections_.server();
-        server != nullptr && server->hand_over(job_.job_id, signal, reason)) {
-      job_.monitor->set_ending_alone();
-      return log_info("the other nodes go on without this one");
-    }
+    if (hand_over(signal, reason)) return;
     connections_.end_job(SignalReceived{signal}, reason);
     link().send(Leave{signal});
     ends_with_others_ = !nodes_.elastic() || connections_.server() != nullptr;
     if (!ends_with_others_) job_.monitor->set_ending_alone();
+  }
+
+  /// If the coordinator is here: another node takes its place. False if none can.
+  bool hand_over(std::optional<int> signal, const std::string& reason) {
+    auto* server = connections_.server();
+    handed_over_ = server != nullptr && server->hand_over(job_.job_id, signal, reason);
+    if (!handed_over_) return false;
+    job_.monitor->set_ending_alone();
+    log_info("the other nodes go on without this one");
+    return true;
   }
 
   void log_waiting(const Waiting& waiting) {
@@ -577,7 +612,7 @@ class NodeSupervisor : public Supervisor {
     for (;;) {
       const bool gone = link().finished() && (servers.empty() || servers.back().all_gone());
       if (gone && (!election || election->finished())) break;
-      if (ends_with_others_ && job_.events.end_signals() > 1) break;
+      if ((ends_with_others_ || handed_over_) && job_.events.end_signals() > 1) break;
       while (const auto news = link().next()) {  // it may be let go, since the job goes on
         const auto* message = std::get_if<CoordinatorMessage>(&*news);
         if (message != nullptr && std::holds_alternative<Drained>(*message)) link().finish();
@@ -605,6 +640,8 @@ class NodeSupervisor : public Supervisor {
   NodeLink::Way way_;
   Membership membership_;
   bool succeeded_ = false;         ///< this node's workers, in the last round
+  bool drops_out_ = false;         ///< its workers cannot start, and the others go on without it
+  bool handed_over_ = false;       ///< the coordinator was here, and another node takes its place
   bool stays_out_ = false;         ///< unfit: at most it has the coordinator for the others
   bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
   bool warned_ = false;            ///< that another node does not say whether its workers are silent

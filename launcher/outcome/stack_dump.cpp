@@ -190,15 +190,17 @@ StackTools find_stack_tools(const std::string& search_path) {
           find_or_empty("py-spy", search_path)};
 }
 
-asio::awaitable<StackTools> find_stack_tools() {
+asio::awaitable<StackTools> find_stack_tools(const std::function<bool()>* give_up) {
   constexpr std::chrono::seconds kPatience{1};
   const std::string system = "/usr/local/bin:/usr/bin:/bin";
   const auto found = std::make_shared<StackTools>(), in_system = std::make_shared<StackTools>();
   const auto path = process_env("PATH").value_or(system);
   const std::function<void()> look = [found, path] { *found = find_stack_tools(path); };
-  if (co_await run_aside(look, LoopClock::now() + kPatience) == AsideEnd::kDone) co_return *found;
+  const AsideEnd end = co_await run_aside(look, LoopClock::now() + kPatience, give_up);
+  if (end == AsideEnd::kDone) co_return *found;
+  if (end == AsideEnd::kGivenUp) co_return StackTools();
   const std::function<void()> look_in_system = [in_system, system] { *in_system = find_stack_tools(system); };
-  if (co_await run_aside(look_in_system, LoopClock::now() + kPatience) == AsideEnd::kDone)
+  if (co_await run_aside(look_in_system, LoopClock::now() + kPatience, give_up) == AsideEnd::kDone)
     co_return *in_system;
   co_return StackTools();
 }

@@ -42,7 +42,9 @@ StackTools find_stack_tools(const std::string& search_path);
 
 /// Finds them in $PATH, or in the system's folders if one of $PATH does not answer, such as an environment on
 /// a network disk for which the job may hang, too.
-boost::asio::awaitable<StackTools> find_stack_tools();
+///
+/// give_up  as for run_aside(): none are found then
+boost::asio::awaitable<StackTools> find_stack_tools(const std::function<bool()>* give_up = nullptr);
 
 /// One run of a tool on one process.
 struct StackCommand {

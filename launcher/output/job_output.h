@@ -49,6 +49,9 @@ class JobOutput {
   JobOutput(const JobOutput&) = delete;
   JobOutput& operator=(const JobOutput&) = delete;
 
+  /// The job's own folder, which ends with it.
+  const std::filesystem::path& job_folder() const { return temp_folder_; }
+
   /// Where each worker of an attempt reports its error.
   std::vector<std::filesystem::path> error_files(int attempt, int workers) const;
 

@@ -464,7 +464,7 @@ void Coordinator::lead_round(const std::string& in_place) {
   record_.reset();
   if (in_place.empty()) first_round_ = round_;
   phase_ = Phase::kLeading;
-  send(members_.front(), Lead{round_});
+  if (nodes_.contains(members_.front())) send(members_.front(), Lead{round_});  // else its loss comes next
 }
 
 /// Replaces a lost member with a spare, if the others can continue that way.
@@ -574,7 +574,8 @@ void Coordinator::tick(Time now) {
   if (now >= next_beat_ && !ended_) {
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
-    const Beat beat = beat_with(known_signs(), now);
+    Beat beat = beat_with(known_signs(), now);
+    if (enough_run()) beat.running = round_;
     // Count beats, not time: a program that was stopped would have heard nobody.
     for (auto& [id, node] : nodes_) {
       send(id, beat);
@@ -585,6 +586,16 @@ void Coordinator::tick(Time now) {
   }
   if (hands_over_at_ && now >= *hands_over_at_ && !ended_ && !resigned_) finish_handover(now);
   check_progress(now);
+}
+
+/// Whether there are members whose workers do not run in the round yet, and the job could go on without them.
+bool Coordinator::enough_run() const {
+  const auto waiting = static_cast<std::size_t>(std::ranges::count_if(members_, [this](NodeId id) {
+    const auto node = nodes_.find(id);
+    return node == nodes_.end() || node->second.running < round_;
+  }));
+  return phase_ == Phase::kRunning && waiting > 0 &&
+         (elastic() ? members_.size() >= waiting + static_cast<std::size_t>(settings_.min_nodes) : waiting <= ready_);
 }
 
 /// The signs of life of the job's workers, as far as every node whose workers run has told about its own.

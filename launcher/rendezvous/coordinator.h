@@ -84,13 +84,13 @@ class Coordinator {
   void end(int exit_code, const std::string& reason, bool dump_stacks = false,
            std::optional<int> user_signal = {});
 
-  /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
+  /// The user ends the coordinator's own node, or its workers cannot start: if the job can go on without it, the others look for another
   /// coordinator, and this one resigns, a little later: until then it learns which others leave. False: it
   /// cannot.
   ///
   /// id      as in the node's Join
-  /// signal  the user's: it ends the job, if too many leave
-  bool hand_over(const std::string& id, int signal, const std::string& reason, Time now);
+  /// signal  the user's, if any: it ends the job, if too many leave
+  bool hand_over(const std::string& id, std::optional<int> signal, const std::string& reason, Time now);
 
   /// The round that is to begin, once etcd has this; only if elected. Call recorded() then.
   std::optional<RoundRecord> take_record() { return std::exchange(record_, std::nullopt); }
@@ -208,6 +208,7 @@ class Coordinator {
   DrainProblem drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
   std::string begin_drain(NodeId id, Time now);
   bool all_run() const;
+  bool enough_run() const;
   bool has_succeeded_meanwhile() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);

@@ -98,6 +98,12 @@ class NodeLink {
     send_beat();
   }
 
+  /// Since when the coordinator has said that the job could go on without those whose workers do not run yet in
+  /// that round.
+  std::optional<LoopClock::time_point> others_run_since(int round) const {
+    return others_run_ == round ? std::optional(others_since_) : std::nullopt;
+  }
+
   /// Sends what is queued, then closes and pushes a PeerEvent.
   void finish();
   bool finished() const { return !connection_ || !connection_->is_open(); }
@@ -142,7 +148,8 @@ class NodeLink {
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
-  std::optional<int> summary_ms_, begun_, running_;
+  std::optional<int> summary_ms_, begun_, running_, others_run_;
+  LoopClock::time_point others_since_;
   SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false, finished_ = false;

@@ -96,6 +96,9 @@ class Standbys {
   /// may_start  whether the program is known to stand by; asked before each start
   void keep(int count, std::string program, WorkerSpec worker, std::function<bool()> may_start);
 
+  /// How many there are.
+  std::size_t ready() const { return waiting_.size(); }
+
   /// Turns one of them into this worker; nullopt: none is available.
   std::optional<Process> become(const WorkerSpec& worker, const StandardFds& fds);
 

@@ -37,15 +37,19 @@ TEST_CASE("two tasks of mpiexec on one host are two workers of one job", "[mpi]"
   CHECK(count_of("rank=1 of=2 local=1 of=2 group=0 of=1.", run.out) == 1);
 }
 
-TEST_CASE("two hosts of mpiexec are two nodes of one job once a flag says which is the first", "[mpi]") {
+TEST_CASE("two hosts of mpiexec are two nodes of one job once a flag or a batch job says which is the first", "[mpi]") {
   const std::vector<std::string> hosts = {"-hosts", "127.0.0.1,127.0.0.2", "-n", "2"};
   const Finished unknown(tasks("mpiexec.mpich", hosts, "exec $DDPRUN true"));
   CHECK_FALSE(unknown.status.success());
   CHECK_THAT(unknown.err,
              ContainsSubstring("mpiexec (MPICH, Intel MPI) starts 2 tasks on 2 nodes (PMI_SIZE), but no "
                                "variable says where task 0 runs: add --master-addr="));
-  const Finished run(tasks("mpiexec.mpich", hosts,
-                           "exec $DDPRUN --nproc-per-node=2 --master-addr=127.0.0.1 sh -c \"$SHOW\""));
+  const bool batch = GENERATE(false, true);  // LSF's
+  Command command = tasks("mpiexec.mpich", hosts,
+                          std::string("exec $DDPRUN --nproc-per-node=2 ") +
+                              (batch ? "" : "--master-addr=127.0.0.1 ") + "sh -c \"$SHOW\"");
+  if (batch) command.env["LSB_MCPU_HOSTS"] = "127.0.0.1 1 127.0.0.2 1";
+  const Finished run(command);
   INFO(run.err);
   CHECK(run.status.success());
   for (const std::string rank : {"0", "1", "2", "3"})

@@ -378,7 +378,7 @@ TEST_CASE("a disk that stalls while stacks are written holds up neither a signal
   REQUIRE(wait_until([&] { return count_of("did not end within", ddprun.err()) == 1; }));
   ddprun.send_signal(SIGTERM);
   CHECK(wait_until([&] { return count_of("stacks: ", ddprun.err()) == 2; }, std::chrono::seconds(5)));
-  CHECK(count_of(": the disk does not answer", ddprun.err()) == 2);
+  CHECK(count_of("a signal ends the job first", ddprun.err()) == 2);
   CHECK(wait_until([&] { return ddprun.processes().size() <= 2; }, std::chrono::seconds(5)));  // its guard
   strace.send_signal(SIGKILL);  // it holds the thread that writes
   strace.wait();
@@ -442,6 +442,7 @@ struct DeadDisk {
     return command;
   }
   void go() const { write_file_atomic(path.string() + ".gone", ""); }
+  void come_back() const { std::filesystem::remove(path.string() + ".gone"); }
 
   TempDir folder;
   std::filesystem::path path = folder.path() / "disk";
@@ -482,39 +483,128 @@ TEST_CASE("a signal ends a job whose restart waits for a disk that does not answ
   CHECK(ddprun.wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGTERM));
 }
 
+/// The worker fails once the disk is gone, and then succeeds alone, or as the job restarts with all.
+std::string failing_once(const DeadDisk& disk, bool alone) {
+  return "#!/bin/sh\necho ready\n" +
+         (alone ? "[ $WORLD_SIZE = 1 ] && exit 0\n" : std::string()) +
+         "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && " + (alone ? "sleep 100" : "exit 0") + "\nuntil [ -e " +
+         disk.path.string() + ".gone ]; do sleep 0.05; done\nexit 1\n";
+}
+
+void write_program(const std::filesystem::path& path, const std::string& text) {
+  write_file_atomic(path, text);
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+}
+
 TEST_CASE("a node whose program's disk does not answer at a restart is lost for the others, which go on",
           "[stalled]") {
   const DeadDisk disk;
+  const std::size_t lost = GENERATE(0U, 1U);  // 0: the coordinator's
+  CAPTURE(lost);
   const auto here = disk.folder.path() / "worker", there = disk.path / "worker";
-  const std::string text =
-      "#!/bin/sh\necho ready\nuntil [ -e " + disk.path.string() + ".gone ]; do sleep 0.05; done\n" +
-      "[ $WORLD_SIZE = 1 ] && exit 0\n[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 1\nsleep 100\n";
+  for (const auto& program : {here, there}) write_program(program, failing_once(disk, /*alone=*/true));
   NodeJob nodes;
-  for (const auto& program : {here, there}) {
-    write_file_atomic(program, text);
-    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
-    Command command = ddprun_command(nodes.flags(
-        {"--nnodes=1:2", "--last-call=600", "--node-timeout=3", "--max-restarts=5", "--no-python"}));
-    command.argv.push_back(program);
-    nodes.add(program == there ? disk.on(command) : command);
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
+  for (const std::size_t i : {0U, 1U}) {
+    Command command = ddprun_command(nodes.flags({"--rdzv-endpoint=" + endpoints, "--nnodes=1:2",
+                                                  "--last-call=600", "--node-timeout=3", "--max-restarts=5",
+                                                  "--no-python"}));
+    command.argv.push_back(i == lost ? there : here);
+    nodes.add(i == lost ? disk.on(command) : command);
   }
   for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
   disk.go();
-  CHECK(nodes.wait() == std::vector{ExitStatus::exited(0), ExitStatus::exited(125)});
-  CHECK_THAT(nodes.node(1).err(), ContainsSubstring(there.string() + ": the disk does not answer"));
+  CHECK(nodes.node(1 - lost).wait() == ExitStatus::exited(0));
+  CHECK(nodes.node(lost).wait() == ExitStatus::exited(125));
+  CHECK_THAT(nodes.node(lost).err(), ContainsSubstring("error: " + there.string() + ": the disk does not answer"));
 }
 
-TEST_CASE("file timers whose pipe cannot be made again cost a warning", "[stalled]") {
+TEST_CASE("a job waits at a restart for the disk of its program where no other node can go on", "[stalled]") {
+  const DeadDisk disk;
+  const std::string count = GENERATE("2", "1:2");
+  CAPTURE(count);
+  const auto worker = disk.path / "worker";
+  write_program(worker, failing_once(disk, /*alone=*/false));
+  NodeJob nodes;
+  for (int i = 0; i < 2; ++i) {
+    Command command = disk.on(ddprun_command(nodes.flags(
+        {"--nnodes=" + count, "--last-call=600", "--node-timeout=1", "--max-restarts=3", "--no-python"})));
+    command.argv.push_back(worker);
+    nodes.add(command);
+  }
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
+  disk.go();
+  for (const std::size_t i : {0U, 1U})
+    REQUIRE(wait_until([&] { return count_of("the disk does not answer: waiting for it", nodes.node(i).err()) == 1; }));
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  disk.come_back();
+  CHECK(nodes.wait() == std::vector{ExitStatus::exited(0), ExitStatus::exited(0)});
+}
+
+TEST_CASE("a node whose program's disk is gone when the others have come answers signals", "[stalled]") {
+  const DeadDisk disk;
+  const auto here = disk.folder.path() / "worker", there = disk.path / "worker";
+  for (const auto& program : {here, there}) write_program(program, "#!/bin/sh\necho ready\nsleep 100\n");
+  NodeJob nodes;
+  for (const auto& program : {there, here}) {
+    Command command = ddprun_command(nodes.flags({"--nnodes=2", "--no-python"}));
+    command.argv.push_back(program);
+    nodes.add(program == there ? disk.on(command) : command);
+    if (program == there) {
+      REQUIRE(wait_until([&] { return count_of("waiting for nodes", nodes.node(0).err()) > 0; }));
+      disk.go();
+    }
+  }
+  REQUIRE(nodes.node(1).wait_for_output("ready"));
+  nodes.node(0).send_signal(SIGTERM);
+  CHECK(nodes.node(0).wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGTERM));
+  CHECK(nodes.node(1).wait() == ExitStatus::exited(128 + SIGTERM));
+}
+
+TEST_CASE("a process that stands by takes a lost rank's place although the program's disk is gone", "[stalled]") {
+  const DeadDisk disk;
+  const auto worker = disk.path / "worker";
+  std::filesystem::copy_file(STUB_WORKER_PROGRAM, worker);
+  const auto waits = (disk.folder.path() / "waits").string(), go = (disk.folder.path() / "go").string();
+  Command command = disk.on(ddprun_command(
+      {"--nproc-per-node=2", "--max-restarts=1", "--recover=rank", "--standby=1", "--no-python"}));
+  for (const std::string& word :
+       {worker.string(), std::string("stand-by"), waits, std::string("recovers"), std::string("true"),
+        std::string("--old"), std::string("meet"), std::string("--old-rank"), std::string("1"),
+        std::string("wait-for-file"), go, std::string("kill"), std::string("9"), std::string("--old"),
+        std::string("wait-for-round"), std::string("--all"), std::string("meet")})
+    command.argv.push_back(word);
+  Child ddprun(command);
+  REQUIRE(wait_until([&] { return std::filesystem::exists(waits); }));
+  disk.go();
+  write_file_atomic(go, "");
+  CHECK(ddprun.wait(std::chrono::seconds(10)) == ExitStatus::exited(0));
+}
+
+TEST_CASE("a signal ends the search for stack tools", "[stalled]") {
+  const DeadDisk disk;
+  Command command = disk.on(job({"--hang-timeout=1", "--shutdown-timeout=2"}, {"ready", "pause"}));
+  command.env["PATH"] = disk.path.string() + ":" + process_env("PATH").value_or("/bin");
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready"));
+  disk.go();
+  REQUIRE(wait_until([&] { return count_of("no sign of life", ddprun.err()) > 0; }));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::exited(124));
+  CHECK_THAT(ddprun.err(), !ContainsSubstring("the disk does not answer"));
+}
+
+TEST_CASE("file timers whose pipe cannot be made again get one in the job's own folder", "[stalled]") {
   const TempDir folder;
   const auto timers = folder.path() / "timers";
   std::filesystem::create_directory(timers);
-  Command command = script({"--max-restarts=1"},
-                           "rm -rf " + timers.string() + "; exit $((1 - TORCHELASTIC_RESTART_COUNT))");
+  Command command = script({"--max-restarts=1"}, "[ -p $TORCHELASTIC_TIMER_FILE ] || exit 9; rm -rf " +
+                                                     timers.string() + "; exit $((1 - TORCHELASTIC_RESTART_COUNT))");
   command.env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1";
   command.env["TORCHELASTIC_TIMER_FILE"] = (timers / "pipe").string();
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(0));
-  CHECK_THAT(run.err, ContainsSubstring("the job goes on without file timers"));
+  CHECK_THAT(run.err, ContainsSubstring("the file timers' pipe is now "));
 }
 
 }  // namespace

@@ -1,6 +1,10 @@
+#include <algorithm>
 #include <map>
+#include <random>
 #include <string>
+#include <vector>
 
+#include "tests/launcher/rendezvous/cut_network.h"
 #include "tests/launcher/rendezvous/job_simulation.h"
 #include "tests/launcher/rendezvous/link_simulation.h"
 #include "tests/launcher/rendezvous/takeover_simulation.h"
@@ -12,6 +16,37 @@ using namespace launcher;
 namespace {
 
 // What is promised: job_oracle.cpp. What happens: job_simulation_nodes.cpp.
+TEST_CASE("simulated networks are cut in one direction, around one node, in halves, and heal halfway",
+          "[coordinator]") {
+  constexpr std::size_t kHosts = 4;
+  std::mt19937 random(1);
+  int one_way = 0, alone = 0, halves = 0, halfway = 0;
+  for (int i = 0; i < 400; ++i) {
+    CutNetwork network(random);
+    network.cut(kHosts);
+    std::vector<std::size_t> unreachable;  // for how many others each host is
+    std::size_t cuts = 0;
+    bool both = true;
+    for (std::size_t to = 0; to < kHosts; ++to) {
+      unreachable.push_back(0);
+      for (std::size_t from = 0; from < kHosts; ++from) {
+        unreachable.back() += network.carries(from, to) ? 0 : 1;
+        both = both && network.carries(from, to) == network.carries(to, from);
+      }
+      cuts += unreachable.back();
+    }
+    one_way += both ? 0 : 1;
+    alone += both && cuts == 6 && std::ranges::count(unreachable, kHosts - 1) == 1 ? 1 : 0;
+    halves += both && std::ranges::count(unreachable, kHosts / 2) == kHosts ? 1 : 0;
+    network.mend_halfway();
+    std::size_t left = 0;
+    for (std::size_t to = 0; to < kHosts; ++to)
+      for (std::size_t from = 0; from < kHosts; ++from) left += network.carries(from, to) ? 0 : 1;
+    halfway += left > 0 && left < cuts ? 1 : 0;
+  }
+  for (const int kind : {one_way, alone, halves, halfway}) CHECK(kind > 20);
+}
+
 TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinator]") {
   std::map<int, int> ends;
   int restarted = 0, in_place = 0, drains = 0;

@@ -528,6 +528,49 @@ TEST_CASE("a job that cannot go on without the coordinator's node is not handed 
   }
 }
 
+TEST_CASE("a new coordinator whose node leaves hands over also before the others have come", "[takeover]") {
+  const bool fixed = GENERATE(false, true);
+  auto settings = with_successors(fixed ? job(2, 2) : job(1, 3));
+  settings.spares = fixed ? 1 : 0;
+  CoordinatorRig rig(settings);
+  const auto ids = form_with_ids(rig, {"b", "c", "a"});
+  if (fixed) REQUIRE(rig.last<Waiting>(ids[2]).spare);  // only then its user can end it
+  settings.lost_at = rig.now();
+  settings.own_id = "a";
+  CoordinatorRig next(settings);
+  Join join = next.wish("a");
+  join.id = "a";
+  if (!fixed) join.former = {0, 3, 0};
+  next.join(join);
+  Join other = next.wish("b");
+  other.former = {0, fixed ? 2 : 3, 0};
+  if (fixed) next.join(other);
+  REQUIRE(next.hand_over("a"));
+  next.pass(300ms);
+  CHECK(next.resigned());
+  CHECK_FALSE(next.ended());
+}
+
+TEST_CASE("a coordinator says whether the job could go on without those whose workers do not run yet",
+          "[takeover]") {
+  const auto says = [](int min, int max, int spares, std::size_t running) {
+    auto settings = job(min, max);
+    settings.spares = spares;
+    CoordinatorRig rig(settings);
+    const auto ids = form_with_ids(rig, {"a", "b", "c"});
+    rig.stuck.insert(ids.begin() + static_cast<std::ptrdiff_t>(running), ids.end());
+    rig.pass(30s);
+    rig.obey();
+    rig.pass(10s);
+    return rig.last_beat.running;
+  };
+  CHECK(says(2, 3, 0, 1) == std::nullopt);
+  CHECK(says(2, 3, 0, 2) == 0);
+  CHECK(says(3, 3, 0, 2) == std::nullopt);
+  CHECK(says(2, 2, 1, 0) == std::nullopt);
+  CHECK(says(2, 2, 1, 1) == 0);
+}
+
 TEST_CASE("a coordinator whose node only stands by hands over a job of fixed size", "[takeover]") {
   auto settings = with_successors(job(2, 2));
   settings.spares = 1;
