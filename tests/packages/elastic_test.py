@@ -623,6 +623,22 @@ assert not dist.is_initialized()
             code, _, err = run(NET + "elastic.run(elastic.State(model=net))(lambda: None)()\n" * 2, "--nproc-per-node=2", *flags)
             self.assertEqual((0, lines), (code, err.count("with --recover=rank ddprun would replace only that rank")), err)
 
+    def test_steps_without_a_commit_are_said_once(self):
+        program = """
+state = elastic.State(model=net, optimizer=optimizer)
+@elastic.run(state)
+def train():
+    for step in range(int(os.environ["STEPS"])):
+        optimizer.step()
+        if step in map(int, os.environ["COMMITS"].split()): state.commit()
+train()
+"""
+        for launcher, steps, commits, said in (None, "300", "", "100 optimizer steps and"), ([PYTHON], "2", "", "2 optimizer steps and"), ([PYTHON], "300", "98", ""):
+            code, _, err = run(NET + program, "--nproc-per-node=2", launcher=launcher, STEPS=steps, COMMITS=commits)
+            lines = [line for line in err.splitlines() if "commit" in line]
+            self.assertEqual((0, 1 if said else 0), (code, len(lines)), err)
+            self.assertIn(f"elastic: {said}" if said else "", "".join(lines))
+
     def test_commit_outside_of_run(self):
         self.refused("elastic.State(model=net).commit()", "commit() outside of the function that elastic.run() calls")
 
