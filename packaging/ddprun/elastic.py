@@ -177,7 +177,8 @@ class State:
 
         The order and the random numbers of a batch depend only on the seed, the rank, `epoch` and the batch's number: the set_epoch() of the
         loader or its sampler is called, and the generators of torch, random and NumPy are seeded before a batch is drawn and again before it is
-        yielded. If a batch_sampler draws the batches, those that are done are not loaded again.
+        yielded. If a batch_sampler draws the batches, those that are done are not loaded again. If a rank was lost after the epoch's last batch,
+        nothing is left to yield: the code after the loop runs again, without the loop's variables.
         """
         if "batch" not in self._values:
             raise RuntimeError("elastic: batches() needs State(..., batch=0)")
