@@ -1,6 +1,6 @@
 """A training in which ddprun replaces lost ranks while the others go on, and no step is lost:
 
-    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL examples/elastic.py
+    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS examples/elastic.py
 
 In another terminal, end the process of any rank with kill -9. The example needs PyTorch and ddprun's Python package
 (pip install . in this repository, or PYTHONPATH=packaging).

@@ -12,7 +12,7 @@
 ...             state.commit()                      # this step is done
 >>> train()
 
-ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 train.py
+ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS train.py
 
 When a rank is lost, the others leave `train` through an exception at their next collective or commit(), connect to the new process, and take the
 state of the rank that has done the most steps. No step is lost, and none is done twice. Under torchrun, or without a launcher, `train` is called
