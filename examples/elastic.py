@@ -1,6 +1,6 @@
 """A training in which ddprun replaces lost ranks while the others go on, and no step is lost:
 
-    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL examples/elastic.py
+    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS examples/elastic.py
 
 In another terminal, end the process of any rank with kill -9. The example needs PyTorch and ddprun's Python package
 (pip install . in this repository, or PYTHONPATH=packaging).
@@ -30,6 +30,7 @@ def train() -> None:
     model = DistributedDataParallel(net)
     loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data))
     for state.epoch in range(state.epoch, epochs):
+        loss = None  # the loop's body does not run if a rank was lost after the epoch's last step
         for images, labels in state.batches(loader):  # only the batches that are not done
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -39,6 +40,8 @@ def train() -> None:
             if rank == 0:
                 print(f"step {state.commits}: loss {loss.item():.9f}", flush=True)
         schedule.step()
+        if rank == 0:
+            print(f"epoch {state.epoch} is done" + (f": loss {loss.item():.9f}" if loss is not None else ""), flush=True)
     weights = sum(parameter.double().sum() for parameter in net.parameters()).item()
     print(f"rank {rank}: weights {weights:.17g} after {state.commits} steps", flush=True)
 

@@ -1,6 +1,6 @@
 """Hugging Face Accelerate under ddprun.elastic: lost ranks are replaced while the others go on, and no step is lost:
 
-    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 examples/elastic_accelerate.py
+    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS examples/elastic_accelerate.py
 
 Accelerator() and prepare() belong in the function, because they are for the process group of one round.
 """

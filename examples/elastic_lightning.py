@@ -1,6 +1,6 @@
 """Lightning's Trainer under ddprun.elastic: lost ranks are replaced while the others go on, and no step is lost:
 
-    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 examples/elastic_lightning.py
+    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS examples/elastic_lightning.py
 
 In each round, a new Trainer continues after the last step.
 """

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer under ddprun.elastic: only a lost rank is replaced, by a standby process, and all continue from the newest checkpoint:
 
-    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --standby=1 examples/transformers_trainer.py FOLDER
+    ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS --standby=1 examples/transformers_trainer.py FOLDER
 
 In another terminal, watch the job with ddpctl top, or end the process of any rank with kill -9.
 """

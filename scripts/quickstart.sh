@@ -43,6 +43,7 @@ Next:
   build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --epochs 5    a longer training
   build/bin/worker mnist --help                                            its flags
   build/bin/ddprun --nproc-per-node=2 python3 train.py                     any program of yours, as under torchrun
+  export PYTHONPATH="\$PWD/packaging"                                       for "import ddprun" in Python, unless you pip install .
   scripts/test.sh                                                          build and run all tests
 EOF
 awk -v a="$accuracy" 'BEGIN {exit !(a >= 0.85)}' || die "test accuracy $accuracy, expected at least 0.85"

@@ -12,7 +12,7 @@
 ...             state.commit()                      # this step is done
 >>> train()
 
-ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 train.py
+ddprun --nproc-per-node=2 --recover=rank --max-restarts=10 --restart-on-codes=SIGKILL,SIGSEGV,SIGBUS train.py
 
 When a rank is lost, the others leave `train` through an exception at their next collective or commit(), connect to the new process, and take the
 state of the rank that has done the most steps. No step is lost, and none is done twice. Under torchrun, or without a launcher, `train` is called
@@ -60,6 +60,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _LEAVE_WITHIN = 60.0  # seconds that a rank has to leave its round once the next one has begun
 _ABORT_AFTER = 0.3  # seconds; needed because a silent host does not close its connections
+_STEPS_WITHOUT_COMMIT = 100  # in a round, after which rank 0 prints a line
 _BUCKET = 32 << 20  # bytes per broadcast
 _LOOK_EVERY = 0.002  # seconds between two looks at which ranks have arrived
 _REMOVE_INIT = "remove your call of init_process_group, because elastic.run() makes a group in each round"
@@ -101,6 +102,7 @@ class State:
         self._connected = False  # this process has been in a round
         self._show_at = 0.0  # time.monotonic() from which commit() reports the progress again
         self._looked = False  # commit() has looked, in this round, whether the state can go on in place
+        self._hinted = False  # rank 0 has printed that there are steps without a commit
         # As they were at the last commit, because what follows may be half a step:
         self._kept: Dict[str, Any] = {}  # the values
         self._small: Dict[str, Any] = {}  # states of schedulers, scalers and the like, which may change between steps
@@ -175,7 +177,8 @@ class State:
 
         The order and the random numbers of a batch depend only on the seed, the rank, `epoch` and the batch's number: the set_epoch() of the
         loader or its sampler is called, and the generators of torch, random and NumPy are seeded before a batch is drawn and again before it is
-        yielded. If a batch_sampler draws the batches, those that are done are not loaded again.
+        yielded. If a batch_sampler draws the batches, those that are done are not loaded again. If a rank was lost after the epoch's last batch,
+        nothing is left to yield: the code after the loop runs again, without the loop's variables.
         """
         if "batch" not in self._values:
             raise RuntimeError("elastic: batches() needs State(..., batch=0)")
@@ -292,6 +295,17 @@ class State:
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if len(arguments) > 1 or keywords.get("closure") is not None:  # more gradients
             self._wait()
+        if self._steps_since >= _STEPS_WITHOUT_COMMIT:
+            self._hint_at_commit()
+
+    def _hint_at_commit(self) -> None:
+        """Tells a program that steps and has not committed in this round: otherwise this shows only when a rank is lost."""
+        if self._steps_since == 0 or self._looked or self._rounds is None or self._hinted:
+            return
+        self._hinted = True
+        if os.environ.get("RANK", "0") == "0":
+            print(f"elastic: {self._steps_since} optimizer step{'s' if self._steps_since > 1 else ''} and no commit() in this round: if a rank is "
+                  "lost, all ranks lose them. Call state.commit() right after each optimizer.step()", file=sys.stderr, flush=True)
 
     def _wait(self) -> None:
         """On an accelerator: waits until everything that was started is done, and raises RoundOver if the round is over. An aborted collective leaves
@@ -779,6 +793,7 @@ class _Rounds:
             raise
         finally:
             _Rounds.running = False
+        state._hint_at_commit()
         dist.barrier()  # a rank that is lost before this still needs this one
         self._say(False)
         return result

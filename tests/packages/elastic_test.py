@@ -85,6 +85,17 @@ class Job:
         folder.cleanup()
 
 
+# Runs a script in which a rank is killed at the end of its third epoch, where it moves its schedule.
+AFTER_THE_EPOCH = """
+import os, runpy, sys, torch
+def step(schedule):
+    if schedule.last_epoch == 2 and os.environ["DDPRUN_ROUND"] == "0" and os.environ["RANK"] == os.environ["LOST"]: os.kill(os.getpid(), 9)
+    original(schedule)
+original, torch.optim.lr_scheduler.CosineAnnealingLR.step = torch.optim.lr_scheduler.CosineAnnealingLR.step, step
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
 class Recovery(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -104,6 +115,17 @@ class Recovery(unittest.TestCase):
         self.assertEqual(sorted(set(job.steps)), job.steps)
         self.assertLessEqual(EPOCHS * 50 - len(job.steps), 1)
         self.assertNotIn("restarting all", job.err)
+
+    def test_a_rank_that_is_lost_after_the_last_step_of_an_epoch_costs_nothing(self):
+        for lost in 0, 1:
+            with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+                script.write(AFTER_THE_EPOCH)
+                script.flush()
+                job = Job([], "--preload=torch", program=(script.name, EXAMPLE), LOST=str(lost))
+            self.check(job, 1)
+            self.assertNotIn("restarting all", job.err)
+            self.assertEqual(list(range(1, EPOCHS * 50 + 1)), job.steps)
+            self.assertEqual(set(range(EPOCHS)), set(map(int, re.findall("epoch (\\d+) is done", job.out))))
 
     def test_a_standby_process_takes_over(self):
         with tempfile.TemporaryDirectory() as folder:  # its new environment need not be text in its locale
@@ -622,6 +644,22 @@ assert not dist.is_initialized()
         for flags, lines in (["--max-restarts=2"], 1), (["--max-restarts=2", "--recover=rank"], 0), ([], 0):
             code, _, err = run(NET + "elastic.run(elastic.State(model=net))(lambda: None)()\n" * 2, "--nproc-per-node=2", *flags)
             self.assertEqual((0, lines), (code, err.count("with --recover=rank ddprun would replace only that rank")), err)
+
+    def test_steps_without_a_commit_are_said_once(self):
+        program = """
+state = elastic.State(model=net, optimizer=optimizer)
+@elastic.run(state)
+def train():
+    for step in range(int(os.environ["STEPS"])):
+        optimizer.step()
+        if step in map(int, os.environ["COMMITS"].split()): state.commit()
+train()
+"""
+        for launcher, steps, commits, said in (None, "300", "", "100 optimizer steps and"), ([PYTHON], "2", "", "2 optimizer steps and"), ([PYTHON], "300", "98", ""):
+            code, _, err = run(NET + program, "--nproc-per-node=2", launcher=launcher, STEPS=steps, COMMITS=commits)
+            lines = [line for line in err.splitlines() if "commit" in line]
+            self.assertEqual((0, 1 if said else 0), (code, len(lines)), err)
+            self.assertIn(f"elastic: {said}" if said else "", "".join(lines))
 
     def test_commit_outside_of_run(self):
         self.refused("elastic.State(model=net).commit()", "commit() outside of the function that elastic.run() calls")
