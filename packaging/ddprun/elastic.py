@@ -557,6 +557,8 @@ def run(
                 state._rounds = rounds = _Rounds(_backend_of(backend), timeout)
                 rounds.hint(state)
                 rounds.announce(state)
+                if not state._connected:
+                    state._keep()  # the program may have loaded a checkpoint of its own since it made the State
                 state._take_from_memory()
                 while True:
                     try:

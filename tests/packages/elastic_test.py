@@ -754,6 +754,24 @@ class Alone(unittest.TestCase):
         self.assertEqual(0, code, err)
         return out
 
+    def test_what_the_program_loads_before_the_first_round_counts(self):
+        self.passes("""
+net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.BatchNorm1d(1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+state = elastic.State(model=net, optimizer=optimizer, epoch=0, batch=0)
+net(torch.randn(4, 3)).sum().backward()
+optimizer.step()  # to warm up
+state.epoch, optimizer.param_groups[0]["lr"] = 5, 0.5
+net[1].running_mean.fill_(7)
+weights = [p.detach().clone() for p in net.parameters()]
+@elastic.run(state)
+def train():
+    assert (state.epoch, optimizer.param_groups[0]["lr"], net[1].running_mean.item()) == (5, 0.5, 7), state.epoch
+    assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters()))
+    state.commit()
+train()
+""")
+
     def test_a_saved_state_resumes(self):
         self.passes("""
 import pathlib, tempfile
