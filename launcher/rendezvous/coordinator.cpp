@@ -464,7 +464,7 @@ void Coordinator::lead_round(const std::string& in_place) {
   record_.reset();
   if (in_place.empty()) first_round_ = round_;
   phase_ = Phase::kLeading;
-  if (nodes_.contains(members_.front())) send(members_.front(), Lead{round_});  // else its loss comes next
+  send(members_.front(), Lead{round_});
 }
 
 /// Replaces a lost member with a spare, if the others can continue that way.
