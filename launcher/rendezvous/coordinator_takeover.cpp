@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "launcher/events/launch_error.h"
 #include "launcher/rendezvous/coordinator.h"
 
 // How a coordinator takes the place of another one, and hands its own over.

@@ -171,7 +171,8 @@ Command make_command(const TaskEntry& task, Config& config) {
                         "suggest the largest batch size that fits in memory, with a figure, and exit")
           .not_in_file(),
       settings::boolean("overwrite", config.train.overwrite,
-                        "start a new run in a folder that already holds a run")
+                        "start a new run in a folder that already holds a run, which is removed once the new one "
+                        "has its first checkpoint")
           .not_in_file(),
   };
   for (auto& setting : all_settings(config)) command.settings.push_back(std::move(setting));
@@ -315,7 +316,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.given("config")) {
     const auto file = train::where_set_aside(typed.text("config")).string();
     values = for_flag("--config", [&] { return settings::read_toml(file, command); });
-  } else {
+  } else if (!typed.given("eval")) {  // which trains nothing
     require(command, typed);
   }
   values.overlay(typed);

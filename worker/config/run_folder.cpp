@@ -217,9 +217,7 @@ std::vector<train::NextCommand> next_commands(const Config& config, const ddp::P
   const auto run = shell_word(train.out.string());
   const auto worker = shell_word(::program_invocation_name);
   std::vector<train::NextCommand> next = {command_to_continue(config, group, worker)};
-  std::vector<std::string> evaluate = {worker, config.task, "--eval", run};
-  if (config.task == "toy") evaluate.insert(evaluate.end() - 2, {"1", "1"});
-  next.push_back({"evaluate", evaluate});
+  next.push_back({"evaluate", {worker, config.task, "--eval", run}});
   if (config.task == "sam")
     next.push_back({"predict",
                     {worker, "sam", "--predict", "IMAGE", "--point", "X,Y", "--checkpoint", run, "--mask-out",
