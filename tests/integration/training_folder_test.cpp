@@ -74,6 +74,15 @@ fs::path half_replace(const fs::path& out, const std::vector<std::string>& repla
   return aside;
 }
 
+/// As one that was killed when it had moved everything.
+fs::path replace_without_list(const fs::path& out) {
+  const auto aside = half_replace(out);
+  for (const auto& entry : fs::directory_iterator(out))
+    if (entry.path() != aside && entry.path().filename() != ".run.json.moving")
+      fs::rename(entry.path(), aside / entry.path().filename());
+  return aside;
+}
+
 /// Killed as it renames the file.
 Command killed_at(const fs::path& file, Command command) {
   const std::vector<std::string> strace = {
@@ -404,9 +413,33 @@ TEST_CASE("a run that is resumed where a killed --overwrite has moved it stays t
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=1"}));
-  const auto aside = half_replace(out);
-  require_success(linear(aside, {"--epochs=2", "--resume=auto"}));
+  const auto aside = replace_without_list(out);
+  const auto path = GENERATE(false, true) ? dir.path() / "link" : aside;
+  if (path != aside) fs::create_directory_symlink(aside, path);
+  require_success(linear(path, {"--epochs=2", "--resume=auto"}));
+  require_success(linear(out, {"--epochs=1", "--overwrite"}));
   CHECK(values_of(aside, "step").back() == "16");
+  CHECK(fs::exists(aside / "checkpoints/last.pt"));
+}
+
+TEST_CASE("a run of which a killed --overwrite has moved a part is not used there",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto killed_before = GENERATE("checkpoints", "metrics.csv");
+  end_of(killed_at(out / killed_before, linear(out, {"--overwrite"})));
+  const auto aside = out / read_file(out / ".run.json.moving");
+  CHECK(fs::exists(out / "metrics.csv"));
+  const auto path = GENERATE(false, true) ? dir.path() / "link" : aside;
+  if (path != aside) fs::create_directory_symlink(aside, path);
+  const auto refused = end_of(GENERATE(true, false) ? linear(path, {"--epochs=2", "--resume=auto"})
+                                                    : worker({"linear", "--eval", path}));
+  CHECK(refused.status == ExitStatus::exited(1));
+  CHECK_THAT(refused.err, ContainsSubstring("was only a part of the run in " + out.string() + ", where"));
+  require_success(linear(out, {"--epochs=2", "--resume=auto"}));
+  CHECK(values_of(out, "step").back() == "16");
+  CHECK_FALSE(fs::exists(aside));
 }
 
 TEST_CASE("a run that ends within its first epoch removes what it has replaced", "[training][run_folder]") {
@@ -489,6 +522,9 @@ TEST_CASE("a run that a killed --overwrite was moving is there for every command
   const auto aside = half_replace(out);
   fs::rename(out / "config.toml", aside / "config.toml");
   SECTION("--eval") { require_success(worker({"linear", "--eval", out})); }
+  SECTION("runs") { require_success(worker({"runs", out})); }
+  SECTION("runs in a folder") { require_success(worker({"runs", dir.path()})); }
+  SECTION("prune") { require_success(worker({"prune", out})); }
   SECTION("--eval FILE") { require_success(worker({"linear", "--eval", out / "checkpoints/last.pt"})); }
   SECTION("export FILE") {
     require_success(worker({"export", out / "checkpoints/last.pt", dir.path() / "model.pt"}));
