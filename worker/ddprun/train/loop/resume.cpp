@@ -251,9 +251,10 @@ fs::path where_set_aside(const fs::path& path) {
       if (folder.replaced().empty()) continue;
       const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
       const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
-      const bool is_here =  // an empty folder is left of best/
-          inside == "." ? !state_files(folder).empty()
-                        : fs::exists(path, error) && !fs::is_empty(path, error);
+      const bool has_ended = inside != "." && fs::exists(run / "summary.json", error);  // without checkpoints
+      const bool is_here = has_ended || std::ranges::any_of(state_files(folder), [&](const auto& state) {
+                             return state.identity.run == folder.identity().run;
+                           });
       if (is_here || !fs::exists(aside, error)) continue;
       if (process_env("RANK").value_or("0") == "0")
         log_info(one_line(path.string()) + " is now in " + one_line(aside.string()) +
