@@ -690,6 +690,24 @@ TEST_CASE("a run that overwrites the one from which it begins begins again after
   }
 }
 
+TEST_CASE("a run that was set aside stays if another one that overwrites begins from it",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside =
+      out / ("replaced-" + nlohmann::json::parse(read_file(out / "run.json"))["run"].get<std::string>());
+  end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"}));
+  const auto [flag, file] = GENERATE(table<std::string, std::string>({
+      {"--resume=", "checkpoints/last.pt"},
+      {"--resume=", ""},
+      {"--init-weights=", ""},
+      {"--config=", "config.toml"},
+  }));
+  require_success(linear(out, {"--epochs=2", "--overwrite", flag + (aside / file).string()}));
+  CHECK(fs::exists(aside / "checkpoints/last.pt"));
+}
+
 TEST_CASE("a run that is resumed does not read its initial weights", "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";

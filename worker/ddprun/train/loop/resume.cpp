@@ -185,6 +185,8 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
              where_replaced(options.out));
+  if (resumed != nullptr && leads_into(resumed->path, options.out, "replaced-"))
+    folder->remove_replaced(/*keeps=*/true);
   folder->begin(names, options.overwrite);
   run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
