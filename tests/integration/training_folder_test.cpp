@@ -1067,6 +1067,7 @@ TEST_CASE("a training that another one of its job has overwritten is not continu
           "[training][run_folder]") {
   const TempDir dir;
   const auto worker = worker_program() + " linear --limit-train=64 --batch-size=8 --out=a --overwrite ";
+  const std::string third = GENERATE("", "linear --out=a --resume=auto --epochs=4 && ");
   Command command;
   command.argv = {program("DDPRUN_PROGRAM", DDPRUN_PROGRAM),
                   "--nproc-per-node=1",
@@ -1075,12 +1076,13 @@ TEST_CASE("a training that another one of its job has overwritten is not continu
                   "-c",
                   "cd " + dir.path().string() + " && " + worker +
                       "--epochs=2 --lr=0.01 && cp a/metrics.csv " + "first.csv && " + worker +
-                      "--epochs=3 --lr=0.5 && [ $TORCHELASTIC_RESTART_COUNT = 1 ]"};
+                      "--epochs=3 --lr=0.5 && " + (third.empty() ? third : worker_program() + " " + third) +
+                      "[ $TORCHELASTIC_RESTART_COUNT = 1 ]"};
   const auto ended = end_of(command);
   CAPTURE(ended.err);
   CHECK_FALSE(ended.status == ExitStatus::exited(0));
   CHECK_THAT(ended.err, ContainsSubstring("--out: in a, another command of this job has overwritten"));
-  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == "2");
+  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == (third.empty() ? "2" : "3"));
   CHECK(count_of("\n1,", read_file(dir.path() / "first.csv")) > 0);
 }
 

@@ -344,8 +344,9 @@ void RunFolder::save(bool required) {
 /// By this job and command, after which the list has those of this job's runs that this one replaces.
 void RunFolder::take_over(bool replaces) {
   const auto job = process_env(kSharedJobIdVariable).value_or(""), command = hash_of_command();
-  if (job_ != job || !commands_.starts_with(command))
-    commands_ = replaces && job_ == job && !job.empty() ? command + " " + commands_ : command;
+  if (job_ != job || job.empty()) commands_.clear();
+  if (!commands_.starts_with(command))
+    commands_ = command + (replaces ? " " + commands_ : commands_.erase(0, command.size()));
   job_ = job;
 }
 
