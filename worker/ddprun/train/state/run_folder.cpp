@@ -486,13 +486,13 @@ void RunFolder::remove(std::vector<fs::path> files, bool list_changed) {
 void RunFolder::remove_replaced(bool keeps) {
   const std::lock_guard lock(mutex_);
   for (const auto& name : replaced_) try {
-      const auto folder = folder_ / name;
-      if (!is_there(folder / kList)) continue;
-      const auto free = lock_folder(folder);  // null: it is being resumed
-      if (RunFolder replaced(folder); !keeps && free != nullptr && replaced.set_aside_)
+      const auto path = folder_ / name;
+      if (!is_there(path / kList) || fs::is_symlink(path) || fs::is_symlink(path / "checkpoints")) continue;
+      const auto free = lock_folder(path);  // null: it is being resumed
+      if (RunFolder replaced(path); !keeps && free != nullptr && replaced.set_aside_)
         replaced.remove_all();
       else if (!keeps)
-        log_warning(folder.string() + ": this replaced run was resumed, and is kept");
+        log_warning(path.string() + ": this replaced run was resumed, and is kept");
       else if (std::exchange(replaced.set_aside_, false))
         replaced.save();
     } catch (const IoError& error) {
