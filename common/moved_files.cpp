@@ -27,6 +27,13 @@ std::vector<fs::path> folder_entries(const fs::path& folder) {
   return entries;
 }
 
+bool leads_into(const fs::path& path, const fs::path& folder, const std::string& beginning) {
+  std::error_code error;
+  const auto inside =
+      fs::weakly_canonical(path, error).lexically_relative(fs::weakly_canonical(folder, error));
+  return !inside.empty() && inside.begin()->string().starts_with(beginning);
+}
+
 fs::path free_path(const fs::path& path, const std::string& addition) {
   const auto stem = path.parent_path() / (path.stem().string() + addition);
   const auto extension = path.extension().string();

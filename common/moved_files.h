@@ -12,6 +12,11 @@ bool is_there(const std::filesystem::path& path);
 /// A folder's, as far as it can be read.
 std::vector<std::filesystem::path> folder_entries(const std::filesystem::path& folder);
 
+/// Whether a path, its links followed, is a folder in this one whose name begins so, or lies in such a
+/// folder.
+bool leads_into(const std::filesystem::path& path, const std::filesystem::path& folder,
+                const std::string& beginning);
+
 /// A name beside the path that is free: last-earlier.pt, last-earlier-v1.pt, ...
 std::filesystem::path free_path(const std::filesystem::path& path, const std::string& addition);
 

@@ -74,6 +74,15 @@ fs::path half_replace(const fs::path& out, const std::vector<std::string>& repla
   return aside;
 }
 
+/// As one that was killed when it had moved everything.
+fs::path replace_without_list(const fs::path& out) {
+  const auto aside = half_replace(out);
+  for (const auto& entry : fs::directory_iterator(out))
+    if (entry.path() != aside && entry.path().filename() != ".run.json.moving")
+      fs::rename(entry.path(), aside / entry.path().filename());
+  return aside;
+}
+
 /// Killed as it renames the file.
 Command killed_at(const fs::path& file, Command command) {
   const std::vector<std::string> strace = {
@@ -404,9 +413,33 @@ TEST_CASE("a run that is resumed where a killed --overwrite has moved it stays t
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=1"}));
-  const auto aside = half_replace(out);
-  require_success(linear(aside, {"--epochs=2", "--resume=auto"}));
+  const auto aside = replace_without_list(out);
+  const auto path = GENERATE(false, true) ? dir.path() / "link" : aside;
+  if (path != aside) fs::create_directory_symlink(aside, path);
+  require_success(linear(path, {"--epochs=2", "--resume=auto"}));
+  require_success(linear(out, {"--epochs=1", "--overwrite"}));
   CHECK(values_of(aside, "step").back() == "16");
+  CHECK(fs::exists(aside / "checkpoints/last.pt"));
+}
+
+TEST_CASE("a run of which a killed --overwrite has moved a part is not used there",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto killed_before = GENERATE("checkpoints", "metrics.csv");
+  end_of(killed_at(out / killed_before, linear(out, {"--overwrite"})));
+  const auto aside = out / read_file(out / ".run.json.moving");
+  CHECK(fs::exists(out / "metrics.csv"));
+  const auto path = GENERATE(false, true) ? dir.path() / "link" : aside;
+  if (path != aside) fs::create_directory_symlink(aside, path);
+  const auto refused = end_of(GENERATE(true, false) ? linear(path, {"--epochs=2", "--resume=auto"})
+                                                    : worker({"linear", "--eval", path}));
+  CHECK(refused.status == ExitStatus::exited(1));
+  CHECK_THAT(refused.err, ContainsSubstring("was only a part of the run in " + out.string() + ", where"));
+  require_success(linear(out, {"--epochs=2", "--resume=auto"}));
+  CHECK(values_of(out, "step").back() == "16");
+  CHECK_FALSE(fs::exists(aside));
 }
 
 TEST_CASE("a run that ends within its first epoch removes what it has replaced", "[training][run_folder]") {
@@ -489,6 +522,9 @@ TEST_CASE("a run that a killed --overwrite was moving is there for every command
   const auto aside = half_replace(out);
   fs::rename(out / "config.toml", aside / "config.toml");
   SECTION("--eval") { require_success(worker({"linear", "--eval", out})); }
+  SECTION("runs") { require_success(worker({"runs", out})); }
+  SECTION("runs in a folder") { require_success(worker({"runs", dir.path()})); }
+  SECTION("prune") { require_success(worker({"prune", out})); }
   SECTION("--eval FILE") { require_success(worker({"linear", "--eval", out / "checkpoints/last.pt"})); }
   SECTION("export FILE") {
     require_success(worker({"export", out / "checkpoints/last.pt", dir.path() / "model.pt"}));
@@ -632,24 +668,44 @@ TEST_CASE("a run that overwrites the one from which it begins begins again after
   const TempDir dir;
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=2", "--lr=0.01"}));
+  fs::copy_file(out / "checkpoints/last.pt", out / "checkpoints/mine.pt");
   const auto [name, file] = GENERATE(table<std::string, std::string>({
       {"--init-weights=", ""},
       {"--init-weights=", "checkpoints/epoch=1-step=16.pt"},
       {"--config=", "config.toml"},
   }));
   const auto flag = name + (out / file).string();
-  CHECK(end_of(linear(out, {"--overwrite", flag, "--log-indices=/nowhere/x"})).status !=
+  CHECK(end_of(linear(out, {"--overwrite", flag, "--lr=5", "--log-indices=/nowhere/x"})).status !=
         ExitStatus::exited(0));
-  fs::remove(out / "config.toml");  // as if it was killed before it wrote this
   const auto again = end_of(linear(out, {"--overwrite", flag, "--epochs=1"}));
   CAPTURE(again.err);
   REQUIRE(again.status == ExitStatus::exited(0));
   CHECK_THAT(again.err, ContainsSubstring(" is now in " + out.string() + "/replaced-"));
-  if (!flag.starts_with("--config")) {
+  if (flag.starts_with("--config")) {
+    CHECK_THAT(read_file(out / "config.toml"), ContainsSubstring("\nlr = 0.01\n"));
+  } else {
     const auto loss = std::stod(values_of(out, "train_loss_epoch").front());
     require_success(linear(dir.path() / "new", {"--epochs=1", "--lr=0.01"}));
     CHECK(loss < std::stod(values_of(dir.path() / "new", "train_loss_epoch").front()));
   }
+}
+
+TEST_CASE("a run that was set aside stays if another one that overwrites begins from it",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside =
+      out / ("replaced-" + nlohmann::json::parse(read_file(out / "run.json"))["run"].get<std::string>());
+  end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"}));
+  const auto [flag, file] = GENERATE(table<std::string, std::string>({
+      {"--resume=", "checkpoints/last.pt"},
+      {"--resume=", ""},
+      {"--init-weights=", ""},
+      {"--config=", "config.toml"},
+  }));
+  require_success(linear(out, {"--epochs=2", "--overwrite", flag + (aside / file).string()}));
+  CHECK(fs::exists(aside / "checkpoints/last.pt"));
 }
 
 TEST_CASE("a run that is resumed does not read its initial weights", "[training][run_folder]") {
@@ -1011,6 +1067,7 @@ TEST_CASE("a training that another one of its job has overwritten is not continu
           "[training][run_folder]") {
   const TempDir dir;
   const auto worker = worker_program() + " linear --limit-train=64 --batch-size=8 --out=a --overwrite ";
+  const std::string third = GENERATE("", "linear --out=a --resume=auto --epochs=4 && ");
   Command command;
   command.argv = {program("DDPRUN_PROGRAM", DDPRUN_PROGRAM),
                   "--nproc-per-node=1",
@@ -1019,12 +1076,13 @@ TEST_CASE("a training that another one of its job has overwritten is not continu
                   "-c",
                   "cd " + dir.path().string() + " && " + worker +
                       "--epochs=2 --lr=0.01 && cp a/metrics.csv " + "first.csv && " + worker +
-                      "--epochs=3 --lr=0.5 && [ $TORCHELASTIC_RESTART_COUNT = 1 ]"};
+                      "--epochs=3 --lr=0.5 && " + (third.empty() ? third : worker_program() + " " + third) +
+                      "[ $TORCHELASTIC_RESTART_COUNT = 1 ]"};
   const auto ended = end_of(command);
   CAPTURE(ended.err);
   CHECK_FALSE(ended.status == ExitStatus::exited(0));
   CHECK_THAT(ended.err, ContainsSubstring("--out: in a, another command of this job has overwritten"));
-  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == "2");
+  CHECK(read_metrics(dir.path() / "a").back()["epoch"] == (third.empty() ? "2" : "3"));
   CHECK(count_of("\n1,", read_file(dir.path() / "first.csv")) > 0);
 }
 

@@ -11,6 +11,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/shard_index.h>
@@ -52,6 +53,7 @@ std::string or_dash(const std::string& text) { return text.empty() ? "-" : text;
 void list_runs(const fs::path& folder) {
   std::vector<std::vector<std::string>> rows = {{"FOLDER", "RUN", "BRANCH", "EPOCH", "STEP", "BEST", "SIZE"}};
   for (const auto& path : runs_in(folder)) try {
+      train::put_back_half_replaced(path);
       const RunFolder run(path);
       const auto states = state_files(run);
       const auto best = best_checkpoints(states);
@@ -71,6 +73,7 @@ void list_runs(const fs::path& folder) {
 
 /// The states in one run's folder.
 void list_states(const fs::path& path) {
+  train::put_back_half_replaced(path);
   const RunFolder run(path);
   const auto states = state_files(run);
   const auto best = best_checkpoints(states);
@@ -173,6 +176,7 @@ int run_prune_command(int argc, char** argv) {
                         "how many of the best of each branch to keep"),
       settings::boolean("dry-run", dry_run, "only say what would be removed")};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
+  train::put_back_half_replaced(folder);
   lock_run_folder(folder);
   RunFolder run(folder);
   if (run.identity().run.empty())

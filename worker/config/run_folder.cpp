@@ -27,6 +27,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/launch_command.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/train/loop/resume.h>
@@ -109,6 +110,14 @@ std::string git_commit() {
   return commit;
 }
 
+/// A run that was set aside in the folder stays if the command line names it, or a file in it.
+void keep_what_is_named(const fs::path& folder) {
+  std::ifstream file("/proc/self/cmdline");
+  for (std::string word; std::getline(file, word, '\0');)
+    if (leads_into(word.starts_with("--") ? word.substr(word.find('=') + 1) : word, folder, "replaced-"))
+      return train::RunFolder(folder).remove_replaced(/*keeps=*/true);
+}
+
 /// The command that continues the run, made from what was typed; the rest is in the checkpoint. Where no
 /// single command has started all ranks, or ddprun has hidden a secret, only its flags.
 train::NextCommand command_to_continue(const Config& config, const ddp::ProcessGroup& group,
@@ -174,6 +183,7 @@ fs::path make_run_folder(const Config& config) {
   create_folders(folder);
   create_folders(folder / "checkpoints");
   lock_run_folder(folder);
+  if (config.train.overwrite) keep_what_is_named(folder);
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);

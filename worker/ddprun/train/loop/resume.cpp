@@ -71,6 +71,14 @@ void put_back(const fs::path& folder) {
            " is back in its place: --overwrite was interrupted while it moved the run to " + aside.string());
 }
 
+/// Whether no file of the run that was being moved there is left behind. A list tells it.
+bool is_whole(const fs::path& aside) {
+  const auto files = RunFolder(aside).files();
+  return !files.empty() && std::ranges::none_of(files, [&](const auto& file) {
+    return is_there(aside.parent_path() / file.lexically_relative(aside));
+  });
+}
+
 /// The folders of the run to which a path may belong; none if the working directory is gone.
 std::vector<fs::path> possible_runs(const fs::path& path) {
   std::error_code error;
@@ -78,6 +86,14 @@ std::vector<fs::path> possible_runs(const fs::path& path) {
   if (error) return {};
   if (!whole.has_filename()) whole = whole.parent_path();
   return {whole, whole.parent_path(), whole.parent_path().parent_path()};
+}
+
+/// A run that trains where a killed --overwrite has moved it belongs there from now on.
+void stay_where_moved(const fs::path& folder) {
+  std::error_code error;
+  const auto run = fs::canonical(folder, error);
+  if (const auto note = run.parent_path() / RunFolder::kMoving; read_or_empty(note) == run.filename())
+    try_remove(note);
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -169,6 +185,8 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   if (resumed == nullptr && options.checkpoint.resume == "auto")
     log_info("--resume=auto: no checkpoint in " + folder->checkpoints().string() + "; starting from scratch" +
              where_replaced(options.out));
+  if (resumed != nullptr && leads_into(resumed->path, options.out, "replaced-"))
+    folder->remove_replaced(/*keeps=*/true);
   folder->begin(names, options.overwrite);
   run.locks = lock_run_folder(options.out);  // checkpoints/ may be a new one
   return folder;
@@ -212,11 +230,17 @@ std::shared_ptr<void> only_training_in(const fs::path& folder) {
 
 void put_back_half_replaced(const fs::path& path) {
   if (path.empty()) return;
-  const auto runs = possible_runs(path);
+  auto runs = possible_runs(path);
+  std::error_code error;
+  for (auto& real : possible_runs(fs::weakly_canonical(path, error))) runs.push_back(std::move(real));
   for (const auto& run : runs) {
-    const auto aside = half_replaced(run);  // a run that is used where it was moved to stays there
-    if (!aside.empty() && std::ranges::find(runs, fs::absolute(aside).lexically_normal()) == runs.end())
-      put_back(run);
+    const auto aside = half_replaced(run);
+    if (aside.empty()) continue;
+    const bool is_used_there = std::ranges::find(runs, aside) != runs.end();
+    if (is_used_there && is_whole(aside)) continue;  // it stays there
+    put_back(run);
+    if (is_used_there && !is_there(aside))
+      throw IoError(path, "was only a part of the run in " + run.string() + ", where the whole run is now");
   }
 }
 
@@ -229,9 +253,10 @@ fs::path where_set_aside(const fs::path& path) {
       if (folder.replaced().empty()) continue;
       const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
       const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
-      const bool is_here =  // an empty folder is left of best/
-          inside == "." ? !state_files(folder).empty()
-                        : fs::exists(path, error) && !fs::is_empty(path, error);
+      const bool has_ended = inside != "." && fs::exists(run / "summary.json", error);  // without checkpoints
+      const bool is_here = has_ended || std::ranges::any_of(state_files(folder), [&](const auto& state) {
+                             return state.identity.run == folder.identity().run;
+                           });
       if (is_here || !fs::exists(aside, error)) continue;
       if (process_env("RANK").value_or("0") == "0")
         log_info(one_line(path.string()) + " is now in " + one_line(aside.string()) +
@@ -300,6 +325,7 @@ std::unique_ptr<RunFolder> begin_folder(Run& run, const Resumed* resumed) {
   std::unique_ptr<RunFolder> folder;
   if (run.on_rank_0()) {
     folder = begun_on_rank_0(run, resumed);
+    stay_where_moved(run.options.out);
     if (run.options.on_folder) run.options.on_folder(*folder);
     run.identity = folder->identity();
   }

@@ -344,8 +344,9 @@ void RunFolder::save(bool required) {
 /// By this job and command, after which the list has those of this job's runs that this one replaces.
 void RunFolder::take_over(bool replaces) {
   const auto job = process_env(kSharedJobIdVariable).value_or(""), command = hash_of_command();
-  if (job_ != job || !commands_.starts_with(command))
-    commands_ = replaces && job_ == job && !job.empty() ? command + " " + commands_ : command;
+  if (job_ != job || job.empty()) commands_.clear();
+  if (!commands_.starts_with(command))
+    commands_ = command + (replaces ? " " + commands_ : commands_.erase(0, command.size()));
   job_ = job;
 }
 
@@ -485,13 +486,13 @@ void RunFolder::remove(std::vector<fs::path> files, bool list_changed) {
 void RunFolder::remove_replaced(bool keeps) {
   const std::lock_guard lock(mutex_);
   for (const auto& name : replaced_) try {
-      const auto folder = folder_ / name;
-      if (!is_there(folder / kList)) continue;
-      const auto free = lock_folder(folder);  // null: it is being resumed
-      if (RunFolder replaced(folder); !keeps && free != nullptr && replaced.set_aside_)
+      const auto path = folder_ / name;
+      if (!is_there(path / kList) || fs::is_symlink(path) || fs::is_symlink(path / "checkpoints")) continue;
+      const auto free = lock_folder(path);  // null: it is being resumed
+      if (RunFolder replaced(path); !keeps && free != nullptr && replaced.set_aside_)
         replaced.remove_all();
       else if (!keeps)
-        log_warning(folder.string() + ": this replaced run was resumed, and is kept");
+        log_warning(path.string() + ": this replaced run was resumed, and is kept");
       else if (std::exchange(replaced.set_aside_, false))
         replaced.save();
     } catch (const IoError& error) {

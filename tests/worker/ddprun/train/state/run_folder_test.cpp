@@ -127,6 +127,20 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
                                                       "replaced-" + earlier.run + "/summary.json"});
 }
 
+TEST_CASE("what a link leads to is not removed with a replaced run", "[run_folder]") {
+  const TempDir dir, safe;
+  const auto earlier = make_run(dir.path());
+  RunFolder folder(dir.path());
+  folder.begin(kNames);
+  const auto replaced = dir.path() / ("replaced-" + earlier.run);
+  const auto moved = GENERATE(false, true) ? replaced / "checkpoints" : replaced;
+  fs::rename(moved, safe.path() / "moved");
+  fs::create_directory_symlink(safe.path() / "moved", moved);
+  const auto before = files_in(safe.path());
+  save(folder, "last.pt", 1);
+  CHECK(files_in(safe.path()) == before);
+}
+
 TEST_CASE("metrics of a run that was killed before its first checkpoint are kept", "[run_folder]") {
   const TempDir dir;
   fs::create_directories(dir.path() / "checkpoints");
