@@ -153,8 +153,8 @@ asio::awaitable<void> write_files(std::vector<StackResult>& results, const std::
   }
   for (StackResult& result : results) {
     result.tools.clear();
-    result.problem =
-        end == AsideEnd::kLate ? folder.string() + ": the disk does not answer" : "a signal ends the job first";
+    result.problem = end == AsideEnd::kLate ? folder.string() + ": the disk does not answer"
+                                            : "a signal ends the job first";
   }
 }
 
@@ -297,8 +297,8 @@ asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt&
   co_return end == AsideEnd::kDone;
 }
 
-/// The pipe of file timers. If it cannot be made where it was, it is made in the job's own folder; none if that
-/// fails too.
+/// The pipe of file timers. If it cannot be made where it was, it is made in the job's own folder; none if
+/// that fails too.
 asio::awaitable<UniqueFd> make_timer_pipe(Job& job, const std::function<bool()>& give_up) {
   constexpr std::chrono::seconds kPatience{10};
   struct Made {

@@ -27,9 +27,9 @@ using Clock = JobEvents::Clock;
 constexpr std::chrono::seconds kGoodbyeTimeout{10};
 // Whatever listens on our port is either a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
-// How long a node that leaves waits for the first round after the coordinator's loss, or twice --node-timeout:
-// it may ask hosts that do not answer. Most of that round's nodes have to come, and without this one the others
-// may be too few.
+// How long a node that leaves waits for the first round after the coordinator's loss, or twice
+// --node-timeout: it may ask hosts that do not answer. Most of that round's nodes have to come, and without
+// this one the others may be too few.
 constexpr std::chrono::milliseconds kLeaveWithin{10'000};
 // How long etcd may take to learn of the end; later, the leases tell it.
 constexpr std::chrono::seconds kAbdication{2};

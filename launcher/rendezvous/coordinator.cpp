@@ -595,7 +595,8 @@ bool Coordinator::enough_run() const {
     return node == nodes_.end() || node->second.running < round_;
   }));
   return phase_ == Phase::kRunning && waiting > 0 &&
-         (elastic() ? members_.size() >= waiting + static_cast<std::size_t>(settings_.min_nodes) : waiting <= ready_);
+         (elastic() ? members_.size() >= waiting + static_cast<std::size_t>(settings_.min_nodes)
+                    : waiting <= ready_);
 }
 
 /// The signs of life of the job's workers, as far as every node whose workers run has told about its own.

@@ -84,9 +84,9 @@ class Coordinator {
   void end(int exit_code, const std::string& reason, bool dump_stacks = false,
            std::optional<int> user_signal = {});
 
-  /// The user ends the coordinator's own node, or its workers cannot start: if the job can go on without it, the others look for another
-  /// coordinator, and this one resigns, a little later: until then it learns which others leave. False: it
-  /// cannot.
+  /// The user ends the coordinator's own node, or its workers cannot start: if the job can go on without it,
+  /// the others look for another coordinator, and this one resigns, a little later: until then it learns
+  /// which others leave. False: it cannot.
   ///
   /// id      as in the node's Join
   /// signal  the user's, if any: it ends the job, if too many leave

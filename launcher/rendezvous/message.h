@@ -241,8 +241,8 @@ struct Beat {
   std::optional<int> silent_ms = {};   ///< how long ago the last sign was
   std::optional<int> unknown_ms = {};  ///< for how long nothing has been heard of one of them
   std::optional<int> begun = {};       ///< the node's last round: if it is lost, its next Join names it
-  /// From a node: the last round whose workers it has started, or which they have joined. From the coordinator:
-  /// the round, if the job could go on without those whose workers do not run in it yet.
+  /// From a node: the last round whose workers it has started, or which they have joined. From the
+  /// coordinator: the round, if the job could go on without those whose workers do not run in it yet.
   std::optional<int> running = {};
   bool operator==(const Beat&) const = default;
 };

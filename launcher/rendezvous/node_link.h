@@ -98,8 +98,8 @@ class NodeLink {
     send_beat();
   }
 
-  /// Since when the coordinator has said that the job could go on without those whose workers do not run yet in
-  /// that round.
+  /// Since when the coordinator has said that the job could go on without those whose workers do not run yet
+  /// in that round.
   std::optional<LoopClock::time_point> others_run_since(int round) const {
     return others_run_ == round ? std::optional(others_since_) : std::nullopt;
   }

@@ -37,7 +37,8 @@ TEST_CASE("two tasks of mpiexec on one host are two workers of one job", "[mpi]"
   CHECK(count_of("rank=1 of=2 local=1 of=2 group=0 of=1.", run.out) == 1);
 }
 
-TEST_CASE("two hosts of mpiexec are two nodes of one job once a flag or a batch job says which is the first", "[mpi]") {
+TEST_CASE("two hosts of mpiexec are two nodes of one job once a flag or a batch job says which is the first",
+          "[mpi]") {
   const std::vector<std::string> hosts = {"-hosts", "127.0.0.1,127.0.0.2", "-n", "2"};
   const Finished unknown(tasks("mpiexec.mpich", hosts, "exec $DDPRUN true"));
   CHECK_FALSE(unknown.status.success());

@@ -88,8 +88,9 @@ TEST_CASE("a node that leaves while it looks for the next coordinator does not c
         std::vector{ExitStatus::killed(SIGTERM), ExitStatus::exited(0), ExitStatus::killed(SIGTERM)});
 }
 
-TEST_CASE("a node that gets its signal while its workers save after the coordinator's loss does not cost its vote",
-          "[nodes]") {
+TEST_CASE(
+    "a node that gets its signal while its workers save after the coordinator's loss does not cost its vote",
+    "[nodes]") {
   NodeJob nodes;
   const std::string endpoints =
       "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port() + ",127.0.0.1:" + free_port();
@@ -114,10 +115,11 @@ TEST_CASE("a second signal to the coordinator's node does not wait for the nodes
   const auto done = (dir.path() / "done").string();
   const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
   for (std::size_t i = 0; i < 2; ++i)
-    nodes.add(script({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:2", "--shutdown-timeout=30",
-                      i == 0 ? "--rdzv-conf=is_host=1" : "--rdzv-conf=is_host=0"},
-                     "trap 'echo saving; until [ -e " + done + " ]; do sleep 0.1; done; exit 0' TERM; "
-                     "[ $WORLD_SIZE = 1 ] && exit 0; echo ready; while :; do sleep 0.1; done"));
+    nodes.add(script({"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--nnodes=1:2",
+                      "--shutdown-timeout=30", i == 0 ? "--rdzv-conf=is_host=1" : "--rdzv-conf=is_host=0"},
+                     "trap 'echo saving; until [ -e " + done +
+                         " ]; do sleep 0.1; done; exit 0' TERM; "
+                         "[ $WORLD_SIZE = 1 ] && exit 0; echo ready; while :; do sleep 0.1; done"));
   for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
   nodes.node(0).send_signal(SIGTERM);
   for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("saving"));

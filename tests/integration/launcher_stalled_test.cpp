@@ -485,8 +485,7 @@ TEST_CASE("a signal ends a job whose restart waits for a disk that does not answ
 
 /// The worker fails once the disk is gone, and then succeeds alone, or as the job restarts with all.
 std::string failing_once(const DeadDisk& disk, bool alone) {
-  return "#!/bin/sh\necho ready\n" +
-         (alone ? "[ $WORLD_SIZE = 1 ] && exit 0\n" : std::string()) +
+  return "#!/bin/sh\necho ready\n" + (alone ? "[ $WORLD_SIZE = 1 ] && exit 0\n" : std::string()) +
          "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && " + (alone ? "sleep 100" : "exit 0") + "\nuntil [ -e " +
          disk.path.string() + ".gone ]; do sleep 0.05; done\nexit 1\n";
 }
@@ -506,9 +505,9 @@ TEST_CASE("a node whose program's disk does not answer at a restart is lost for 
   NodeJob nodes;
   const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
   for (const std::size_t i : {0U, 1U}) {
-    Command command = ddprun_command(nodes.flags({"--rdzv-endpoint=" + endpoints, "--nnodes=1:2",
-                                                  "--last-call=600", "--node-timeout=3", "--max-restarts=5",
-                                                  "--no-python"}));
+    Command command =
+        ddprun_command(nodes.flags({"--rdzv-endpoint=" + endpoints, "--nnodes=1:2", "--last-call=600",
+                                    "--node-timeout=3", "--max-restarts=5", "--no-python"}));
     command.argv.push_back(i == lost ? there : here);
     nodes.add(i == lost ? disk.on(command) : command);
   }
@@ -516,7 +515,8 @@ TEST_CASE("a node whose program's disk does not answer at a restart is lost for 
   disk.go();
   CHECK(nodes.node(1 - lost).wait() == ExitStatus::exited(0));
   CHECK(nodes.node(lost).wait() == ExitStatus::exited(125));
-  CHECK_THAT(nodes.node(lost).err(), ContainsSubstring("error: " + there.string() + ": the disk does not answer"));
+  CHECK_THAT(nodes.node(lost).err(),
+             ContainsSubstring("error: " + there.string() + ": the disk does not answer"));
 }
 
 TEST_CASE("a job waits at a restart for the disk of its program where no other node can go on", "[stalled]") {
@@ -535,7 +535,8 @@ TEST_CASE("a job waits at a restart for the disk of its program where no other n
   for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
   disk.go();
   for (const std::size_t i : {0U, 1U})
-    REQUIRE(wait_until([&] { return count_of("the disk does not answer: waiting for it", nodes.node(i).err()) == 1; }));
+    REQUIRE(wait_until(
+        [&] { return count_of("the disk does not answer: waiting for it", nodes.node(i).err()) == 1; }));
   std::this_thread::sleep_for(std::chrono::seconds(2));
   disk.come_back();
   CHECK(nodes.wait() == std::vector{ExitStatus::exited(0), ExitStatus::exited(0)});
@@ -561,7 +562,8 @@ TEST_CASE("a node whose program's disk is gone when the others have come answers
   CHECK(nodes.node(1).wait() == ExitStatus::exited(128 + SIGTERM));
 }
 
-TEST_CASE("a process that stands by takes a lost rank's place although the program's disk is gone", "[stalled]") {
+TEST_CASE("a process that stands by takes a lost rank's place although the program's disk is gone",
+          "[stalled]") {
   const DeadDisk disk;
   const auto worker = disk.path / "worker";
   std::filesystem::copy_file(STUB_WORKER_PROGRAM, worker);
@@ -598,8 +600,9 @@ TEST_CASE("file timers whose pipe cannot be made again get one in the job's own 
   const TempDir folder;
   const auto timers = folder.path() / "timers";
   std::filesystem::create_directory(timers);
-  Command command = script({"--max-restarts=1"}, "[ -p $TORCHELASTIC_TIMER_FILE ] || exit 9; rm -rf " +
-                                                     timers.string() + "; exit $((1 - TORCHELASTIC_RESTART_COUNT))");
+  Command command =
+      script({"--max-restarts=1"}, "[ -p $TORCHELASTIC_TIMER_FILE ] || exit 9; rm -rf " + timers.string() +
+                                       "; exit $((1 - TORCHELASTIC_RESTART_COUNT))");
   command.env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1";
   command.env["TORCHELASTIC_TIMER_FILE"] = (timers / "pipe").string();
   const Finished run(command);

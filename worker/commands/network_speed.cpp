@@ -62,7 +62,8 @@ class Exchange {
   torch::Tensor large_, small_;
 };
 
-/// The link from ring[i] to the next is measured in the first, second or third turn: no rank is in two at once.
+/// The link from ring[i] to the next is measured in the first, second or third turn: no rank is in two at
+/// once.
 std::size_t turn_of(std::size_t link, std::size_t ring) {
   return ring % 2 == 1 && link == ring - 1 ? 2 : link % 2;
 }
@@ -147,8 +148,9 @@ std::vector<std::string> slow_links(const std::vector<double>& link) {
   const double median = sorted[sorted.size() / 2];
   for (std::size_t rank = 0; rank < link.size(); ++rank)
     if (link[rank] > 0 && link[rank] < median / 2)
-      wrong[rank] = formatted("network: expected about %.2g GB/s to a neighbour, as half of the ranks have, got %.2g",
-                              median, link[rank]);
+      wrong[rank] =
+          formatted("network: expected about %.2g GB/s to a neighbour, as half of the ranks have, got %.2g",
+                    median, link[rank]);
   return wrong;
 }
 

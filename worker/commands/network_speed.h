@@ -13,8 +13,8 @@ namespace ddprun::worker {
 struct NetworkSpeed {
   /// GB/s, as nccl-tests count an all-reduce ("bus bandwidth"): what each rank has to send and receive.
   double all_reduce = 0;
-  double latency = 0;          ///< of an all-reduce of 4 bytes, seconds
-  std::vector<double> link;    ///< GB/s by rank: with the faster of its neighbours, in the slower direction
+  double latency = 0;        ///< of an all-reduce of 4 bytes, seconds
+  std::vector<double> link;  ///< GB/s by rank: with the faster of its neighbours, in the slower direction
 };
 
 /// The size of the tensors that are sent, in bytes.

@@ -170,9 +170,10 @@ Command make_command(const TaskEntry& task, Config& config) {
       settings::boolean("find-batch-size", config.find_batch_size,
                         "suggest the largest batch size that fits in memory, with a figure, and exit")
           .not_in_file(),
-      settings::boolean("overwrite", config.train.overwrite,
-                        "start a new run in a folder that already holds a run, which is removed once the new one "
-                        "has its first checkpoint")
+      settings::boolean(
+          "overwrite", config.train.overwrite,
+          "start a new run in a folder that already holds a run, which is removed once the new one "
+          "has its first checkpoint")
           .not_in_file(),
   };
   for (auto& setting : all_settings(config)) command.settings.push_back(std::move(setting));
