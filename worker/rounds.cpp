@@ -176,6 +176,7 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
 void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
   if (group.rank() != 0) return;
   train::put_back_half_replaced(config.train.out);
+  train::stay_where_moved(config.train.out);  // before others read it, as `worker runs` does
   if (const auto& resume = config.train.checkpoint.resume; resume != "auto")
     train::put_back_half_replaced(resume);
 }

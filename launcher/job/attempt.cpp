@@ -269,26 +269,19 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
          std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
 }
 
-/// A child that becomes a program on a disk that does not answer would hold up the loop, which sleeps until
-/// then: looks at the file first, and waits for it. False if something else ends the attempt meanwhile, which
-/// wait() handles, or if the other nodes go on without this one (see the outcome): not while they all wait,
-/// as for a disk that they share.
+/// Waits for the program's disk: see look_at_program(). False if something else ends the attempt meanwhile,
+/// which wait() handles, or if the other nodes go on without this one (see the outcome): not while they all
+/// wait, as for a disk that they share.
 asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt& attempt) {
-  const std::function<void()> look = [path = job.program.path] {
-    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    char byte;
-    if (file) [[maybe_unused]]
-      const auto ignored = ::read(file.get(), &byte, 1);
-  };
+  const std::function<void()> look = [path = job.program.path] { look_at_program(path); };
   const std::string problem = job.program.path + ": the disk does not answer";
   const auto signalled = gives_up(job);
-  auto warns_at = Clock::now() + job.options.nodes.node_timeout;
+  const auto patience = Clock::now() + job.options.nodes.node_timeout;
+  bool warned = false;
   const std::function<bool()> give_up = [&] {
-    if (signalled() || supervisor.end_reason()) return true;
-    if (Clock::now() >= warns_at) {
-      log_warning(problem + ": waiting for it");
-      warns_at = Clock::time_point::max();
-    }
+    if (signalled() || supervisor.end_reason() || supervisor.begins_round()) return true;
+    if (Clock::now() < patience) return false;
+    if (!std::exchange(warned, true)) log_warning(problem + ": waiting for it");
     attempt.drops_out = supervisor.others_run(attempt.round.number);
     return attempt.drops_out;
   };
@@ -328,6 +321,21 @@ asio::awaitable<UniqueFd> make_timer_pipe(Job& job, const std::function<bool()>&
   co_return UniqueFd();
 }
 
+/// Says that the workers are in the round. Of those that began in place: once all have announced what their
+/// program can; if one fails before, a node that is being drained keeps their ranks.
+void note_running_once_announced(const Job& job, Supervisor& supervisor, const Attempt& attempt,
+                                 Parts& parts) {
+  constexpr std::chrono::milliseconds kLook{100};
+  bool announced = true;
+  for (std::size_t i = 0; recovers(job) && attempt.round.in_place && i < attempt.specs.size(); ++i)
+    announced = parts.rounds.announced(i) && announced;
+  if (announced) return supervisor.note_running(attempt);
+  parts.look.expires_after(kLook);
+  parts.look.async_wait([&, alive = std::weak_ptr(parts.token)](const boost::system::error_code& error) {
+    if (!error && !alive.expired()) note_running_once_announced(job, supervisor, attempt, parts);
+  });
+}
+
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
 /// cannot start.
 asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& attempt, Parts& parts,
@@ -353,8 +361,10 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
     if (lost[i]) starting.push_back(plans[i]);
   co_await parts.logs.make_files(starting, give_up);
   if (job.preload != nullptr) co_await job.preload->have(starting.size(), give_up);
+  const std::size_t running = job.options.expand ? 0  // of other arguments
+                                                 : parts.standbys.ready();
   bool answers = true;  // forks, and processes that stand by, run the program already
-  if (job.preload == nullptr && starting.size() > parts.standbys.ready())
+  if (starting.size() > running + (job.preload != nullptr ? job.preload->forks() : 0))
     answers = co_await program_answers(job, supervisor, attempt);
   if (!answers) co_return !attempt.drops_out;
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -374,22 +384,8 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
   for (std::size_t i = 0; i < specs.size(); ++i)
     if (!lost[i]) parts.rounds.tell(i, notice, specs[i].rank == 0 ? parts.store_fd() : -1);
   if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
+  note_running_once_announced(job, supervisor, attempt, parts);
   co_return true;
-}
-
-/// Says that the workers are in the round. Of those that began in place: once all have announced what their
-/// program can; if one fails before, a node that is being drained keeps their ranks.
-void note_running_once_announced(const Job& job, Supervisor& supervisor, const Attempt& attempt,
-                                 Parts& parts) {
-  constexpr std::chrono::milliseconds kLook{100};
-  bool announced = true;
-  for (std::size_t i = 0; recovers(job) && attempt.round.in_place && i < attempt.specs.size(); ++i)
-    announced = parts.rounds.announced(i) && announced;
-  if (announced) return supervisor.note_running(attempt);
-  parts.look.expires_after(kLook);
-  parts.look.async_wait([&, alive = std::weak_ptr(parts.token)](const boost::system::error_code& error) {
-    if (!error && !alive.expired()) note_running_once_announced(job, supervisor, attempt, parts);
-  });
 }
 
 /// Waits until the attempt ends, through any number of rounds in place.
@@ -423,7 +419,6 @@ asio::awaitable<void> run_rounds(Job& job, Supervisor& supervisor, Attempt& atte
     }
     const bool begun = co_await begin_round(job, supervisor, attempt, parts, supervisor.next_round(attempt));
     if (!begun) co_return;
-    note_running_once_announced(job, supervisor, attempt, parts);
     lost.reset();
   }
 }
@@ -543,7 +538,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
     if (start_failed) {
       attempt.outcome = *start_failed;
     } else if (!attempt.drops_out) {
-      note_running_once_announced(job, supervisor, attempt, parts);
+      if (answers) note_running_once_announced(job, supervisor, attempt, parts);
       if (recovers(job)) keep_standbys(job, parts, round);
       co_await run_rounds(job, supervisor, attempt, parts, find_hung);
     }

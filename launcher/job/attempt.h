@@ -74,8 +74,8 @@ class Supervisor : public Peers {
   virtual bool has_peers() const { return false; }
   /// Called as soon as the attempt's outcome is known, before the workers are stopped.
   virtual void report_end(const Attempt&) {}
-  /// Whether enough workers of the round have been running on the other nodes, for as long as --node-timeout,
-  /// for the job to go on without this node.
+  /// Whether enough workers of the round, or of a later one, have been running on the other nodes for
+  /// --node-timeout for the job to go on without this node.
   virtual bool others_run(int /*round*/) { return false; }
   /// The workers of the attempt's round have started, or have been told of it.
   virtual void note_running(const Attempt&) {}

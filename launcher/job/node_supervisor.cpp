@@ -382,6 +382,7 @@ class NodeSupervisor : public Supervisor {
         return std::nullopt;
       }
       const auto* message = std::get_if<CoordinatorMessage>(&*news);
+      if (const auto* stop = std::get_if<Stop>(message)) membership_.take(*stop, Clock::now());
       if (const auto* end = std::get_if<End>(message)) return result_of(*end);
       const auto* drained = std::get_if<Drained>(message);
       if (drained != nullptr && !job_.monitor->asked_to_stop())
@@ -447,9 +448,8 @@ class NodeSupervisor : public Supervisor {
   }
 
   bool others_run(int round) override {
-    const auto since = link().others_run_since(round);
     const bool can_follow = connections_.server() == nullptr || !nodes_.successors.empty() || nodes_.etcd;
-    return since && can_follow && Clock::now() >= *since + nodes_.node_timeout;
+    return can_follow && link().others_run(round);
   }
 
   /// The others go on without this node, whose workers cannot start.

@@ -590,13 +590,16 @@ void Coordinator::tick(Time now) {
 
 /// Whether there are members whose workers do not run in the round yet, and the job could go on without them.
 bool Coordinator::enough_run() const {
-  const auto waiting = static_cast<std::size_t>(std::ranges::count_if(members_, [this](NodeId id) {
+  std::size_t waiting = 0, replaceable = ready_;
+  for (const NodeId id : members_) {
     const auto node = nodes_.find(id);
-    return node == nodes_.end() || node->second.running < round_;
-  }));
-  return phase_ == Phase::kRunning && waiting > 0 &&
-         (elastic() ? members_.size() >= waiting + static_cast<std::size_t>(settings_.min_nodes)
-                    : waiting <= ready_);
+    if (node != nodes_.end() && node->second.running >= round_) continue;
+    ++waiting;
+    if (draining_ && !draining_->told && draining_->spare == id) ++replaceable;  // the drained node stays
+  }
+  return phase_ == Phase::kRunning && waiting > 0 && waiting < members_.size() &&
+         (waiting <= replaceable ||
+          (elastic() && members_.size() >= waiting + static_cast<std::size_t>(settings_.min_nodes)));
 }
 
 /// The signs of life of the job's workers, as far as every node whose workers run has told about its own.

@@ -76,7 +76,7 @@ bool Coordinator::in_minority() const {
 bool Coordinator::hand_over(const std::string& id, std::optional<int> signal, const std::string& reason,
                             Time now) {
   const auto own = by_id_.find(id);
-  const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
+  const bool needed = signal && !elastic() && own != by_id_.end() && is_needed(own->second);
   const std::size_t others = staying() - (own == by_id_.end() ? 0 : 1);
   if (!settings_.has_successors || needed || (others < others_needed() && !takes_over()) || ended_ ||
       resigned_ || hands_over_at_ || (!has_started() && former_.number < 0))

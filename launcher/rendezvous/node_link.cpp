@@ -249,7 +249,8 @@ asio::awaitable<void> NodeLink::listen() {
     missed_beats_ = 0;
     if (const auto* beat = std::get_if<Beat>(&message)) {
       signs_.job = signs_in(*beat, Clock::now());
-      if (std::exchange(others_run_, beat->running) != beat->running) others_since_ = Clock::now();
+      if (std::exchange(others_run_, beat->running) != beat->running) others_beats_ = 0;
+      ++others_beats_;
       if (beat->silent_ms) events_.push(PeerEvent{});  // silent workers may count as hung now
       continue;
     }

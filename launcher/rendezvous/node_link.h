@@ -98,11 +98,9 @@ class NodeLink {
     send_beat();
   }
 
-  /// Since when the coordinator has said that the job could go on without those whose workers do not run yet
-  /// in that round.
-  std::optional<LoopClock::time_point> others_run_since(int round) const {
-    return others_run_ == round ? std::optional(others_since_) : std::nullopt;
-  }
+  /// Whether the coordinator's beats have said for --node-timeout that the job could go on without those
+  /// whose workers do not run yet in that round, or in a later one.
+  bool others_run(int round) const { return others_run_ >= round && others_beats_ > kBeatsPerTimeout; }
 
   /// Sends what is queued, then closes and pushes a PeerEvent.
   void finish();
@@ -149,7 +147,7 @@ class NodeLink {
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
   std::optional<int> summary_ms_, begun_, running_, others_run_;
-  LoopClock::time_point others_since_;
+  int others_beats_ = 0;
   SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false, finished_ = false;

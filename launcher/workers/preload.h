@@ -57,6 +57,9 @@ class Preload {
   /// Waits until so many forks can become workers, or there will be none.
   boost::asio::awaitable<void> have(std::size_t count, const std::function<bool()>& give_up);
 
+  /// How many can become workers.
+  std::size_t forks() const { return forks_.size(); }
+
   /// Turns one of them into this worker; nullopt: there is none.
   std::optional<Process> become(const WorkerSpec& worker, const StandardFds& fds);
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/co_spawn.hpp>
 #include <cerrno>
 #include <climits>
 #include <csignal>
@@ -20,6 +21,7 @@
 #include <ddprun/common/invariant.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/recovery.h>
+#include "launcher/events/threads.h"
 #include "launcher/host/cpus.h"
 #include "launcher/workers/job_processes.h"
 
@@ -237,6 +239,13 @@ std::variant<Process, StartFailure> start_process(const std::string& program, co
   return Process{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
 }
 
+void look_at_program(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  char byte;
+  if (file) [[maybe_unused]]
+    const auto ignored = ::read(file.get(), &byte, 1);
+}
+
 std::optional<ExitStatus> try_reap(const Process& process) {
   int status = 0;
   if (TEMP_FAILURE_RETRY(::waitpid(process.pid, &status, WNOHANG)) != process.pid) return {};
@@ -315,9 +324,25 @@ void Standbys::fill() {
       lose(standby);
       return true;
     });
-    if (waiting_.size() < count_ && may_start_()) start_one();
+    if (waiting_.size() < count_ && may_start_()) return look_and_start();
     fill();
   });
+}
+
+std::size_t Standbys::ready() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(waiting_, [](const Standby& standby) { return lives(standby.process.pid); }));
+}
+
+/// The next one starts once the program's disk has answered.
+void Standbys::look_and_start() {
+  const std::function<void()> look = [program = program_] { look_at_program(program); };
+  boost::asio::co_spawn(timer_.get_executor(), run_aside(look),
+                        [this, token = std::weak_ptr(token_)](const std::exception_ptr&, AsideEnd) {
+                          if (token.expired() || count_ == 0) return;
+                          start_one();
+                          fill();
+                        });
 }
 
 void Standbys::start_one() try {

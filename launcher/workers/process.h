@@ -63,6 +63,10 @@ bool signal_group(const Process& process, int signal);
 /// throws  std::system_error
 std::pair<UniqueFd, UniqueFd> socket_pair();
 
+/// Returns once the program's disk has answered. A child that becomes a program on a disk that does not would
+/// hold up the event loop: call it aside, before start_process().
+void look_at_program(const std::string& path);
+
 /// Whether the child is still running. If so, it is not reaped before the next event is handled.
 bool lives(pid_t child);
 
@@ -96,8 +100,8 @@ class Standbys {
   /// may_start  whether the program is known to stand by; asked before each start
   void keep(int count, std::string program, WorkerSpec worker, std::function<bool()> may_start);
 
-  /// How many there are.
-  std::size_t ready() const { return waiting_.size(); }
+  /// How many live.
+  std::size_t ready() const;
 
   /// Turns one of them into this worker; nullopt: none is available.
   std::optional<Process> become(const WorkerSpec& worker, const StandardFds& fds);
@@ -112,6 +116,7 @@ class Standbys {
   };
 
   void fill();
+  void look_and_start();
   void start_one();
   void lose(const Standby& standby);
   void drop(const Standby& standby);

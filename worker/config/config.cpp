@@ -258,7 +258,9 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
 /// throws  UsageError for a run of another task
 void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
   const std::filesystem::path typed = values.text(flag),
-                              run = flag == "init-weights" ? train::where_set_aside(typed) : typed;
+                              run = flag == "init-weights"
+                                        ? train::where_set_aside(typed, values.is_true("overwrite"))
+                                        : typed;
   auto weights = run;
   try {
     weights = checkpoint_of(run, "--" + flag + ": ");
@@ -315,7 +317,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
   Values values;
   if (typed.given("config")) {
-    const auto file = train::where_set_aside(typed.text("config")).string();
+    const auto file = train::where_set_aside(typed.text("config"), typed.is_true("overwrite")).string();
     values = for_flag("--config", [&] { return settings::read_toml(file, command); });
   } else if (!typed.given("eval")) {  // which trains nothing
     require(command, typed);

@@ -183,7 +183,7 @@ fs::path make_run_folder(const Config& config) {
   create_folders(folder);
   create_folders(folder / "checkpoints");
   lock_run_folder(folder);
-  if (config.train.overwrite) keep_what_is_named(folder);
+  keep_what_is_named(folder);
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);

@@ -185,7 +185,7 @@ Sam new_or_released(const worker::Config& config) {
   const auto& released = config.sam.checkpoint;
   if (!released.empty() && config.resumes && !config.resumed_shape.empty())
     return Sam(parse_sam_config(config.resumed_shape, released));
-  if (!released.empty()) return read_sam(train::where_set_aside(released));
+  if (!released.empty()) return read_sam(train::where_set_aside(released, config.train.overwrite));
   auto shape = sam_architecture(config.sam.architecture);
   if (const auto side = config.sam.image_size; side > 0) {
     shape.vision.image_size = shape.prompt_encoder.image_size = side;

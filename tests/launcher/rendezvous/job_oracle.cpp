@@ -63,9 +63,12 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const
       nodes_[id].saves = true;
     else if (!nodes_[id].leaving)
       nodes_[id].standing = Standing::kGone;
+    else
+      nodes_[id].has_left = true;
   }
   const auto* over = said<Ended>(cause);
-  if (over && nodes_.count(id) > 0 && (nodes_[id].saves || (over->drained && nodes_[id].leaving)))
+  if (over && nodes_.count(id) > 0 &&
+      (nodes_[id].saves || ((over->drained || nodes_[id].has_left) && nodes_[id].leaving)))
     nodes_[id].standing = Standing::kGone;
 }
 

@@ -48,6 +48,7 @@ class JobOracle {
     int succeeded = -1;                  ///< the last round in which it has
     bool saves = false;                  ///< its user has ended it, and its workers may live
     int told_left = 0;                   ///< in the last Stop
+    bool has_left = false;               ///< it is drained, and has confirmed it
 
     bool stays() const { return !leaving && !saves; }
   };

@@ -56,6 +56,7 @@ void put_back(const fs::path& folder) {
     throw IoError(path, why + "; the run in " + folder.string() + " was moved to " + aside.string() +
                             " by an --overwrite that was interrupted, and cannot move back");
   };
+  put_back(aside);  // an --overwrite there may have been killed, too
   const auto other = lock == nullptr ? nullptr : lock_folder(aside);
   if (other == nullptr) refuse(lock == nullptr ? folder : aside, "is in use by another run");
   for (const auto& entry : fs::recursive_directory_iterator(aside, kReadable)) {
@@ -86,14 +87,6 @@ std::vector<fs::path> possible_runs(const fs::path& path) {
   if (error) return {};
   if (!whole.has_filename()) whole = whole.parent_path();
   return {whole, whole.parent_path(), whole.parent_path().parent_path()};
-}
-
-/// A run that trains where a killed --overwrite has moved it belongs there from now on.
-void stay_where_moved(const fs::path& folder) {
-  std::error_code error;
-  const auto run = fs::canonical(folder, error);
-  if (const auto note = run.parent_path() / RunFolder::kMoving; read_or_empty(note) == run.filename())
-    try_remove(note);
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -244,7 +237,15 @@ void put_back_half_replaced(const fs::path& path) {
   }
 }
 
-fs::path where_set_aside(const fs::path& path) {
+void stay_where_moved(const fs::path& folder) {
+  if (folder.empty()) return;  // --eval
+  std::error_code error;
+  for (const auto& run : {fs::absolute(folder, error).lexically_normal(), fs::canonical(folder, error)})
+    if (const auto note = run.parent_path() / RunFolder::kMoving; read_or_empty(note) == run.filename())
+      try_remove(note);
+}
+
+fs::path where_set_aside(const fs::path& path, bool overwrites) {
   put_back_half_replaced(path);
   const auto runs = possible_runs(path);
   for (const auto& run : runs) try {
@@ -253,8 +254,10 @@ fs::path where_set_aside(const fs::path& path) {
       if (folder.replaced().empty()) continue;
       const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
       const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
-      const bool has_ended = inside != "." && fs::exists(run / "summary.json", error);  // without checkpoints
-      const bool is_here = has_ended || std::ranges::any_of(state_files(folder), [&](const auto& state) {
+      const auto own =
+          overwrites ? run / "summary.json" : path;  // of a run that has ended without checkpoints
+      const bool has_file = inside != "." && fs::exists(own, error);
+      const bool is_here = has_file || std::ranges::any_of(state_files(folder), [&](const auto& state) {
                              return state.identity.run == folder.identity().run;
                            });
       if (is_here || !fs::exists(aside, error)) continue;

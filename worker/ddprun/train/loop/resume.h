@@ -30,10 +30,18 @@ std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
 /// throws  IoError also if the run cannot move back
 void put_back_half_replaced(const std::filesystem::path& path);
 
+/// A run that trains in the folder to which a killed --overwrite has moved it belongs there from now on:
+/// nothing moves it back any more. Call it on rank 0, after put_back_half_replaced().
+void stay_where_moved(const std::filesystem::path& folder);
+
 /// Where a run's folder, or a file in it, is now, if an --overwrite has set it aside and has no checkpoint
-/// yet: for what the same command reads again when it is repeated. Rank 0 then logs it. Else the path itself.
+/// yet. Rank 0 then logs it. Else the path itself.
+///
+/// overwrites  the command is to replace that run, or has begun to: a file that the new run has already
+/// written
+///             there is not the one that is meant
 /// throws  as put_back_half_replaced()
-std::filesystem::path where_set_aside(const std::filesystem::path& path);
+std::filesystem::path where_set_aside(const std::filesystem::path& path, bool overwrites = false);
 
 /// For a message: the earlier runs that were set aside in the folder, or nothing.
 std::string where_replaced(const std::filesystem::path& folder);

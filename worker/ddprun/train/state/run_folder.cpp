@@ -492,13 +492,13 @@ void RunFolder::remove_replaced(bool keeps) {
       if (RunFolder replaced(path); !keeps && free != nullptr && replaced.set_aside_)
         replaced.remove_all();
       else if (!keeps)
-        log_warning(path.string() + ": this replaced run was resumed, and is kept");
-      else if (std::exchange(replaced.set_aside_, false))
+        log_warning(path.string() + ": this replaced run was resumed, or named by a command, and is kept");
+      else if (free != nullptr && std::exchange(replaced.set_aside_, false))
         replaced.save();
     } catch (const IoError& error) {
       log_warning(error.what());
     }
-  if (!std::exchange(replaced_, {}).empty()) save();
+  if (!keeps && !std::exchange(replaced_, {}).empty()) save();
 }
 
 /// And the folders that are then empty.
