@@ -574,13 +574,84 @@ TEST_CASE("a process that stands by takes a lost rank's place although the progr
        {worker.string(), std::string("stand-by"), waits, std::string("recovers"), std::string("true"),
         std::string("--old"), std::string("meet"), std::string("--old-rank"), std::string("1"),
         std::string("wait-for-file"), go, std::string("kill"), std::string("9"), std::string("--old"),
-        std::string("wait-for-round"), std::string("--all"), std::string("meet")})
+        std::string("wait-for-round"), std::string("--all"), std::string("meet"), std::string("ready"),
+        std::string("pause")})
     command.argv.push_back(word);
   Child ddprun(command);
   REQUIRE(wait_until([&] { return std::filesystem::exists(waits); }));
   disk.go();
   write_file_atomic(go, "");
-  CHECK(ddprun.wait(std::chrono::seconds(10)) == ExitStatus::exited(0));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // the next one would start to stand by
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGTERM));
+}
+
+/// A node of a job whose workers can be replaced one by one.
+Command recovering_node(const NodeJob& nodes, const std::vector<std::string>& flags,
+                        const std::filesystem::path& worker, const std::vector<std::string>& actions) {
+  std::vector<std::string> all = nodes.flags(flags);
+  all.insert(all.end(), {"--recover=rank", "--no-python"});
+  Command command = ddprun_command(all);
+  command.argv.push_back(worker);
+  command.argv.insert(command.argv.end(), {"recovers", "true"});
+  command.argv.insert(command.argv.end(), actions.begin(), actions.end());
+  return command;
+}
+
+pid_t pid_of_worker(const Child& node) {
+  const std::string text = node.out();
+  const auto line = text.rfind("ready ");
+  return std::stoi(text.substr(text.find(' ', line + 6)));
+}
+
+TEST_CASE("a node whose program's disk is gone drops out also if another rank is lost meanwhile",
+          "[stalled]") {
+  const DeadDisk disk;
+  const auto here = disk.folder.path() / "worker", there = disk.path / "worker";
+  NodeJob nodes;
+  for (const auto& program : {here, there}) {
+    std::filesystem::copy_file(STUB_WORKER_PROGRAM, program);
+    const Command command =
+        recovering_node(nodes, {"--nnodes=1:2", "--last-call=600", "--node-timeout=2", "--max-restarts=9"},
+                        program, {"ready", "pause"});
+    nodes.add(program == there ? disk.on(command) : command);
+  }
+  for (const std::size_t i : {0U, 1U}) REQUIRE(nodes.node(i).wait_for_output("ready"));
+  disk.go();
+  ::kill(pid_of_worker(nodes.node(1)), SIGKILL);
+  REQUIRE(wait_until([&] { return count_of("replacing only this rank", nodes.node(0).err()) == 1; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ::kill(pid_of_worker(nodes.node(0)), SIGKILL);
+  CHECK(nodes.node(1).wait(std::chrono::seconds(20)) == ExitStatus::exited(125));
+  REQUIRE(wait_until([&] { return count_of("ready 0 ", nodes.node(0).out()) == 3; }));  // alone
+  nodes.node(0).send_signal(SIGTERM);
+  CHECK(nodes.node(0).wait() == ExitStatus::killed(SIGTERM));
+}
+
+TEST_CASE("a drained node keeps its ranks if the disk of the spare's program is gone", "[stalled]") {
+  const DeadDisk disk;
+  const auto here = disk.folder.path() / "worker", there = disk.path / "worker";
+  for (const auto& program : {here, there}) std::filesystem::copy_file(STUB_WORKER_PROGRAM, program);
+  NodeJob nodes;
+  const char* before[] = {"", "1 of 2 joined", "ready"};
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (i > 0)
+      REQUIRE(wait_until(
+          [&] { return count_of(before[i], nodes.node(i - 1).err() + nodes.node(i - 1).out()) > 0; }));
+    const Command command = recovering_node(
+        nodes, {"--nnodes=2", "--spares=1", "--node-timeout=2", "--max-restarts=3"}, i == 2 ? there : here,
+        {"--old", "meet", "ready", "wait-for-round", "--all", "meet", "ready", "pause"});
+    nodes.add(i == 2 ? disk.on(command) : command);
+  }
+  REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
+  disk.go();
+  nodes.node(1).send_signal(SIGTERM);
+  CHECK(nodes.node(2).wait(std::chrono::seconds(20)) == ExitStatus::exited(125));
+  CHECK(wait_until([&] { return count_of("keeps its ranks", nodes.node(0).err()) == 1; }));
+  REQUIRE(nodes.node(1).wait_for_output("lost [] in round 2"));
+  nodes.node(0).send_signal(SIGINT);
+  for (const std::size_t i : {0U, 1U}) nodes.node(i).wait();
 }
 
 TEST_CASE("a signal ends the search for stack tools", "[stalled]") {

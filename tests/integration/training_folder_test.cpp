@@ -414,8 +414,13 @@ TEST_CASE("a run that is resumed where a killed --overwrite has moved it stays t
   const auto out = dir.path() / "run";
   require_success(linear(out, {"--epochs=1"}));
   const auto aside = replace_without_list(out);
-  const auto path = GENERATE(false, true) ? dir.path() / "link" : aside;
-  if (path != aside) fs::create_directory_symlink(aside, path);
+  const int linked = GENERATE(0, 1, 2);
+  const auto path = linked == 1 ? dir.path() / "link" : aside;
+  if (linked == 1) fs::create_directory_symlink(aside, path);
+  if (linked == 2) {  // its user has put it on another disk
+    fs::rename(aside, dir.path() / "elsewhere");
+    fs::create_directory_symlink(dir.path() / "elsewhere", aside);
+  }
   require_success(linear(path, {"--epochs=2", "--resume=auto"}));
   require_success(linear(out, {"--epochs=1", "--overwrite"}));
   CHECK(values_of(aside, "step").back() == "16");
@@ -706,6 +711,49 @@ TEST_CASE("a run that was set aside stays if another one that overwrites begins 
   }));
   require_success(linear(out, {"--epochs=2", "--overwrite", flag + (aside / file).string()}));
   CHECK(fs::exists(aside / "checkpoints/last.pt"));
+}
+
+TEST_CASE("a run that was set aside still stays, and is found, if the command that names it is repeated",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside =
+      out / ("replaced-" + nlohmann::json::parse(read_file(out / "run.json"))["run"].get<std::string>());
+  end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"}));
+  const std::vector<std::string> flags = {"--overwrite", "--init-weights=" + out.string(),
+                                          "--config=" + (aside / "config.toml").string()};
+  auto killed = flags, whole = flags;
+  killed.push_back("--log-indices=/nowhere/x");
+  whole.push_back("--epochs=1");
+  CHECK(end_of(linear(out, killed)).status != ExitStatus::exited(0));
+  require_success(linear(out, whole));
+  CHECK(fs::exists(aside / "checkpoints/last.pt"));
+}
+
+TEST_CASE("a command that does not overwrite reads the new run's settings before that has a checkpoint",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1", "--lr=0.01"}));
+  end_of(linear(out, {"--overwrite", "--lr=5", "--log-indices=/nowhere/x"}));
+  const auto shown =
+      end_of(worker({"linear", "--config=" + (out / "config.toml").string(), "--print-config"}));
+  CAPTURE(shown.err);
+  CHECK_THAT(shown.out, ContainsSubstring("\nlr = 5.0\n"));
+}
+
+TEST_CASE("where a run was moved, another interrupted --overwrite moves it back to there",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside = replace_without_list(out);
+  end_of(killed_at(aside / "metrics.csv", linear(aside, {"--overwrite"})));
+  require_success(worker({"runs", out}));
+  require_success(worker({"runs", aside}));
+  for (const auto* name : {"config.toml", "environment.json", "metrics.csv", "checkpoints/last.pt"})
+    CHECK(fs::exists(aside / name));
 }
 
 TEST_CASE("a run that is resumed does not read its initial weights", "[training][run_folder]") {

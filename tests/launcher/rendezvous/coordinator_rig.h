@@ -87,8 +87,9 @@ class CoordinatorRig {
     collect();
   }
 
-  bool hand_over(const std::string& id) {
-    const bool goes_on = coordinator_.hand_over(id, SIGTERM, "node a received SIGTERM", now_);
+  bool hand_over(const std::string& id, std::optional<int> signal = SIGTERM) {
+    const bool goes_on = coordinator_.hand_over(
+        id, signal, signal ? "node a received SIGTERM" : "node a cannot start its workers", now_);
     collect();
     return goes_on;
   }

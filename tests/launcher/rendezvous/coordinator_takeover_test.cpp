@@ -551,6 +551,16 @@ TEST_CASE("a new coordinator whose node leaves hands over also before the others
   CHECK_FALSE(next.ended());
 }
 
+TEST_CASE("a coordinator whose node cannot start its workers hands over a job that has a spare",
+          "[takeover]") {
+  auto settings = with_successors(job(2, 2));
+  settings.spares = 1;
+  CoordinatorRig rig(settings);
+  form_with_ids(rig, {"a", "b", "c"});
+  CHECK_FALSE(rig.hand_over("a"));  // its user's signal ends the job
+  CHECK(rig.hand_over("a", std::nullopt));
+}
+
 TEST_CASE("a coordinator says whether the job could go on without those whose workers do not run yet",
           "[takeover]") {
   const auto says = [](int min, int max, int spares, std::size_t running) {
