@@ -176,7 +176,6 @@ void continue_own_run(Config& config, const WorkerEnv& env, const ddp::ProcessGr
 void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
   if (group.rank() != 0) return;
   train::put_back_half_replaced(config.train.out);
-  train::stay_where_moved(config.train.out);  // before others read it, as `worker runs` does
   if (const auto& resume = config.train.checkpoint.resume; resume != "auto")
     train::put_back_half_replaced(resume);
 }
@@ -230,6 +229,9 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
     put_back_runs(config, group);
     settle_resumed_run(config, group);
+    const bool only_looks = config.find_lr || config.find_batch_size;  // loads no checkpoint
+    if (group.rank() == 0 && !only_looks && !config.summary && !config.estimate && config.model.eval.empty())
+      train::stay_where_moved(config.train.out);  // before others read it, as `worker runs` does
     continue_own_run(config, rounds.env(), group);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
@@ -237,7 +239,6 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
-    const bool only_looks = config.find_lr || config.find_batch_size;  // loads no checkpoint
     config.resumes = !only_looks && (memory.run.state || !memory.checkpoint_settings->empty());
     if (memory.run.state) config.resumed_shape = memory.run.state->model_config;
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory

@@ -272,14 +272,17 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
 /// Waits for the program's disk: see look_at_program(). False if something else ends the attempt meanwhile,
 /// which wait() handles, or if the other nodes go on without this one (see the outcome): not while they all
 /// wait, as for a disk that they share.
-asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt& attempt) {
+///
+/// joins  the first worker starts here in a round in place: it may join a later one that has begun meanwhile
+asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt& attempt, bool joins) {
   const std::function<void()> look = [path = job.program.path] { look_at_program(path); };
   const std::string problem = job.program.path + ": the disk does not answer";
   const auto signalled = gives_up(job);
   const auto patience = Clock::now() + job.options.nodes.node_timeout;
   bool warned = false;
   const std::function<bool()> give_up = [&] {
-    if (signalled() || supervisor.end_reason() || supervisor.begins_round()) return true;
+    const bool begins = supervisor.begins_round();  // also has it answer for rank 0
+    if (signalled() || supervisor.end_reason() || (begins && !joins)) return true;
     if (Clock::now() < patience) return false;
     if (!std::exchange(warned, true)) log_warning(problem + ": waiting for it");
     attempt.drops_out = supervisor.others_run(attempt.round.number);
@@ -331,8 +334,10 @@ void note_running_once_announced(const Job& job, Supervisor& supervisor, const A
     announced = parts.rounds.announced(i) && announced;
   if (announced) return supervisor.note_running(attempt);
   parts.look.expires_after(kLook);
-  parts.look.async_wait([&, alive = std::weak_ptr(parts.token)](const boost::system::error_code& error) {
-    if (!error && !alive.expired()) note_running_once_announced(job, supervisor, attempt, parts);
+  parts.look.async_wait([&, alive = std::weak_ptr(parts.token),
+                         round = attempt.round.number](const boost::system::error_code& error) {
+    if (!error && !alive.expired() && attempt.round.number == round)
+      note_running_once_announced(job, supervisor, attempt, parts);
   });
 }
 
@@ -361,11 +366,12 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
     if (lost[i]) starting.push_back(plans[i]);
   co_await parts.logs.make_files(starting, give_up);
   if (job.preload != nullptr) co_await job.preload->have(starting.size(), give_up);
-  const std::size_t running = job.options.expand ? 0  // of other arguments
-                                                 : parts.standbys.ready();
-  bool answers = true;  // forks, and processes that stand by, run the program already
-  if (starting.size() > running + (job.preload != nullptr ? job.preload->forks() : 0))
-    answers = co_await program_answers(job, supervisor, attempt);
+  // Forks, and processes that stand by, run the program already, perhaps another worker's (--expand).
+  std::size_t running = parts.standbys.ready() + (job.preload != nullptr ? job.preload->forks() : 0);
+  if (job.options.expand) running = 0;
+  bool answers = true;
+  if (starting.size() > running)
+    answers = co_await program_answers(job, supervisor, attempt, /*joins=*/false);
   if (!answers) co_return !attempt.drops_out;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
@@ -512,7 +518,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   bool answers = true;  // a ddprun that waits for nobody has just looked
   if (round.number > 0 || supervisor.has_peers())
-    answers = co_await program_answers(job, supervisor, attempt);
+    answers = co_await program_answers(job, supervisor, attempt, /*joins=*/round.in_place);
   try {
     std::optional<StartFailed> start_failed;
     if (answers)

@@ -595,11 +595,15 @@ bool Coordinator::enough_run() const {
     const auto node = nodes_.find(id);
     if (node != nodes_.end() && node->second.running >= round_) continue;
     ++waiting;
-    if (draining_ && !draining_->told && draining_->spare == id) ++replaceable;  // the drained node stays
+    const bool is_own = node != nodes_.end() && node->second.join.id == settings_.own_id;
+    if (draining_ && !draining_->told && draining_->spare == id && !is_own)
+      ++replaceable;  // the drained node stays
   }
-  return phase_ == Phase::kRunning && waiting > 0 && waiting < members_.size() &&
-         (waiting <= replaceable ||
-          (elastic() && members_.size() >= waiting + static_cast<std::size_t>(settings_.min_nodes)));
+  const bool keeps_majority =
+      !settings_.has_successors || settings_.elected || 2 * waiting <= members_.size();
+  const std::size_t needed = elastic() ? static_cast<std::size_t>(settings_.min_nodes) : members_.size();
+  return phase_ == Phase::kRunning && waiting > 0 && waiting < members_.size() && keeps_majority &&
+         members_.size() + replaceable >= waiting + needed;
 }
 
 /// The signs of life of the job's workers, as far as every node whose workers run has told about its own.

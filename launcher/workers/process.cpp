@@ -340,7 +340,7 @@ void Standbys::look_and_start() {
   boost::asio::co_spawn(timer_.get_executor(), run_aside(look),
                         [this, token = std::weak_ptr(token_)](const std::exception_ptr&, AsideEnd) {
                           if (token.expired() || count_ == 0) return;
-                          start_one();
+                          if (waiting_.size() < count_) start_one();  // become() may have begun another look
                           fill();
                         });
 }

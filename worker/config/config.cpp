@@ -109,7 +109,8 @@ void refuse_task_after_flags(const std::vector<std::string>& words, const Words&
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
-    const auto found = train::where_set_aside(file).string();
+    const bool overwrites = std::ranges::count(words, "--overwrite") > 0;
+    const auto found = train::where_set_aside(file, overwrites).string();
     const auto given = for_flag("--config", [&] { return settings::top_level_text(found, "task"); });
     name = given.text, place = given.source;
     if (name.empty())

@@ -240,9 +240,11 @@ void put_back_half_replaced(const fs::path& path) {
 void stay_where_moved(const fs::path& folder) {
   if (folder.empty()) return;  // --eval
   std::error_code error;
-  for (const auto& run : {fs::absolute(folder, error).lexically_normal(), fs::canonical(folder, error)})
-    if (const auto note = run.parent_path() / RunFolder::kMoving; read_or_empty(note) == run.filename())
-      try_remove(note);
+  for (auto run : {fs::absolute(folder, error).lexically_normal(), fs::canonical(folder, error)}) {
+    if (!run.has_filename()) run = run.parent_path();  // it ended with a slash
+    const auto note = run.parent_path() / RunFolder::kMoving;
+    if (!run.empty() && read_or_empty(note) == run.filename()) try_remove(note);
+  }
 }
 
 fs::path where_set_aside(const fs::path& path, bool overwrites) {

@@ -498,7 +498,7 @@ void RunFolder::remove_replaced(bool keeps) {
     } catch (const IoError& error) {
       log_warning(error.what());
     }
-  if (!keeps && !std::exchange(replaced_, {}).empty()) save();
+  if (!std::exchange(replaced_, {}).empty()) save();
 }
 
 /// And the folders that are then empty.
