@@ -34,14 +34,14 @@ def unpack_sources(folder, version, environment):
 
 
 def check_install(sources, environment, target):
-    """`pip install .` takes at most two minutes of two cores."""
+    """`pip install .` takes at most three minutes of two cores, on slow ones too."""
     def used():
         return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
     before = used()
     run(*PIP, "--python", target / "bin" / "python", "install", *OFFLINE, ".", cwd=sources, env=environment)
     print(f"pip install . took {used() - before:.0f} s of CPU time")
-    assert used() - before < 240, "more than two minutes of two cores"
+    assert used() - before < 360, "more than three minutes of two cores"
 
 
 def check_python(target, folder):

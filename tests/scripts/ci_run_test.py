@@ -143,7 +143,7 @@ class CiRun(unittest.TestCase):
 
     def test_a_late_stage_that_may_not_end_in_time_is_skipped_and_runs_the_next_time(self):
         self.commit()
-        status, output = self.run_all(DDPRUN_CI_MINUTES="11")
+        status, output = self.run_all(CI_MINUTES="11")
         self.assertEqual(status, 0, output)
         self.assertIn("\ntests with the newest LibTorch, skipped: 0 of 11 minutes have passed, and this may take 12\n", output)
         self.assertIn("\ntests with processes under ASan and UBSan, skipped: 0 of 11 minutes have passed, and this may take 12\n", output)
@@ -154,7 +154,7 @@ class CiRun(unittest.TestCase):
         self.assertIn("\n==== quickstart: left out", output)
         self.assertNotIn("this may take", output)
         self.assertNotEqual(self.ran("build-asan"), [])
-        self.assertNotIn("this may take", self.run_all("1", DDPRUN_CI_MINUTES="0")[1])
+        self.assertNotIn("this may take", self.run_all("1", CI_MINUTES="0")[1])
 
     def test_a_failed_test_is_named_at_the_end_with_its_output(self):
         bad = """add_test(NAME "bad" COMMAND sh -c "echo '1 is not <2>'; exit 1")\n"""
