@@ -258,7 +258,8 @@ fs::path where_set_aside(const fs::path& path, bool overwrites) {
       const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
       const auto own =
           overwrites ? run / "summary.json" : path;  // of a run that has ended without checkpoints
-      const bool has_file = inside != "." && fs::exists(own, error);
+      const bool has_file =                          // an empty folder is left of best/
+          inside != "." && fs::exists(own, error) && !fs::is_empty(own, error);
       const bool is_here = has_file || std::ranges::any_of(state_files(folder), [&](const auto& state) {
                              return state.identity.run == folder.identity().run;
                            });

@@ -37,9 +37,7 @@ void stay_where_moved(const std::filesystem::path& folder);
 /// Where a run's folder, or a file in it, is now, if an --overwrite has set it aside and has no checkpoint
 /// yet. Rank 0 then logs it. Else the path itself.
 ///
-/// overwrites  the command is to replace that run, or has begun to: a file that the new run has already
-/// written
-///             there is not the one that is meant
+/// overwrites  the command replaces that run, so a file that the new run has written is not meant
 /// throws  as put_back_half_replaced()
 std::filesystem::path where_set_aside(const std::filesystem::path& path, bool overwrites = false);
 
