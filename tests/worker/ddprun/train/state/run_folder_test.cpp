@@ -14,6 +14,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/moved_files.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/loop/resume.h>
 #include <ddprun/train/state/checkpoint.h>
 #include "tests/support/catch.h"
 #include "tests/support/small_disk.h"
@@ -125,6 +126,25 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
   CHECK(files_in(replaced) == std::set<std::string>{"summary.json"});
   CHECK(files_in(dir.path()) == std::set<std::string>{"run.json", "notes.txt", "checkpoints/last.pt",
                                                       "replaced-" + earlier.run + "/summary.json"});
+}
+
+TEST_CASE("a file of a run that was set aside is found until the new run has one by that name", "[run_folder]") {
+  const TempDir dir;
+  {
+    RunFolder earlier(dir.path());
+    earlier.begin({"best"});
+    earlier.claim(dir.path() / "best/config.json");
+    write(dir.path() / "best/config.json", "{}");
+    save(earlier, "last.pt", 10);
+  }
+  RunFolder folder(dir.path());
+  folder.begin({"best"});
+  fs::create_directory(dir.path() / "best");  // the new run has not written it yet
+  CHECK(where_set_aside(dir.path() / "best") == folder.replaced() / "best");
+  CHECK(where_set_aside(dir.path() / "best/config.json") == folder.replaced() / "best/config.json");
+  write(dir.path() / "best/config.json", "{}");
+  CHECK(where_set_aside(dir.path() / "best") == dir.path() / "best");
+  CHECK(where_set_aside(dir.path() / "best", /*overwrites=*/true) == folder.replaced() / "best");
 }
 
 TEST_CASE("what a link leads to is not removed with a replaced run", "[run_folder]") {
