@@ -111,6 +111,12 @@ bool move_back(const fs::path& from, const fs::path& to, const fs::path& last) {
   return all;
 }
 
+fs::path link_above(const fs::path& folder, const fs::path& file) {
+  for (auto in = file.parent_path(); !in.empty(); in = in.parent_path())
+    if (fs::is_symlink(folder / in) && is_there(folder / file)) return folder / in;
+  return {};
+}
+
 void try_remove(const fs::path& file) {
   std::error_code error;
   fs::remove(file, error);

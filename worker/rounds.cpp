@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -13,6 +14,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/moved_files.h>
 #include <ddprun/ddp/checks.h>
 #include <ddprun/flight/flight_recorder.h>
 #include <ddprun/group/collectives.h>
@@ -180,6 +182,14 @@ void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
     train::put_back_half_replaced(resume);
 }
 
+/// From now on nobody removes the run that is to be continued, which may have been set aside: its data may
+/// take minutes to load.
+void hold_resumed_run(const Config& config) {
+  const auto& [out, resume] = std::tie(config.train.out, config.train.checkpoint.resume);
+  const std::filesystem::path run = out.empty() && resume != "auto" ? std::filesystem::path(resume) : out;
+  if (!resume.empty() && is_there(run / "run.json")) lock_run_folder(run);
+}
+
 /// --resume RUN continues the run in its folder or, with another --out, as a new run from its newest
 /// checkpoint. Rank 0 decides: others may not see the folder.
 void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
@@ -228,10 +238,10 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
     put_back_runs(config, group);
-    settle_resumed_run(config, group);
     const bool only_looks = config.find_lr || config.find_batch_size;  // loads no checkpoint
-    if (group.rank() == 0 && !only_looks && !config.summary && !config.estimate && config.model.eval.empty())
-      train::stay_where_moved(config.train.out);  // before others read it, as `worker runs` does
+    const bool trains = !only_looks && !config.summary && !config.estimate && config.model.eval.empty();
+    if (trains && group.rank() == 0) hold_resumed_run(config);
+    settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);

@@ -5,6 +5,19 @@
 using namespace ddprun;
 using namespace ddprun::test;
 
+namespace {
+
+/// A row's for each validation image.
+std::vector<double> dice_in(const image::Image& picture) {
+  std::vector<double> dice;
+  for (const auto& caption : picture.captions)
+    if (const std::string before = "Predicted Mask, Dice "; caption.text.starts_with(before))
+      dice.push_back(std::stod(caption.text.substr(before.size())));
+  return dice;
+}
+
+}  // namespace
+
 TEST_CASE("sam trains on two ranks, on the images that come with the programs", "[sam]") {
   const SamRun sam;
   sam.run(2, "run", {"--epochs=3", "--val-split=0.25", "--prompts-per-image=1"});
@@ -19,10 +32,7 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
   REQUIRE(losses.size() == 3);
   CHECK(std::stod(losses.back()) < std::stod(losses.front()));
   const auto picture = image::read_png(out / "figures/samples.png");
-  std::vector<double> dice;  // a row for each of three validation images, of which rank 0 has two
-  for (const auto& caption : picture.captions)
-    if (const std::string before = "Predicted Mask, Dice "; caption.text.starts_with(before))
-      dice.push_back(std::stod(caption.text.substr(before.size())));
+  const auto dice = dice_in(picture);  // of three validation images, of which rank 0 has two
   REQUIRE(dice.size() == 3);
   CHECK(std::ranges::is_sorted(dice));
   CHECK((dice[0] + dice[1] + dice[2]) / 3 == Approx(summary["val_dice"].get<double>()).margin(2e-4));
@@ -33,6 +43,10 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
                                                  ContainsSubstring("title=\"at the end\""));
   for (const char* name : {"config.json", "model.safetensors", "preprocessor_config.json"})
     CHECK(fs::file_size(out / "best" / name) > 0);
+  sam.run(2, "more", {"--epochs=1", "--val-split=0.6", "--prompts-per-image=1"});
+  const auto worst = dice_in(image::read_png(sam.dir.path() / "more/figures/samples.png"));  // of seven
+  CHECK(worst.size() == 5);
+  CHECK(std::ranges::is_sorted(worst));
 }
 
 TEST_CASE("sam prints a line for each epoch", "[sam]") {

@@ -38,6 +38,8 @@ TEST_CASE("a training ends with a card of its results and the next commands, fro
   CHECK(lines_with("  speed       ", out) == 1);
   CHECK(lines_with("  memory      ", out) == 1);
   CHECK(lines_with("  run         run/", out) == 1);
+  CHECK(lines_with("  checkpoint  checkpoints/", out) == 1);
+  CHECK(lines_with("  report      report.html", out) == 1);
   CHECK(lines_with("  training    train_loss ", out) == 1);
   CHECK_THAT(out, ContainsSubstring(" --resume run") && ContainsSubstring("--predict FILE.csv") &&
                       ContainsSubstring("--checkpoint run"));
@@ -104,6 +106,8 @@ TEST_CASE("a task that keeps its best model tests that one at the end, and says 
   CAPTURE(out);
   CHECK(lines_with(task == "mnist" ? "  test        test_loss " : "  validation  val_loss ", out) == 1);
   CHECK_THAT(out, ContainsSubstring(", of the best\n") && ContainsSubstring(" --eval " + run.string()));
+  CHECK_THAT(out, ContainsSubstring(", of the last epoch\n"));
+  CHECK_THAT(read_file(run / "report.html"), ContainsSubstring("training loss, last epoch"));
 }
 
 TEST_CASE("a training whose last loss is NaN fails, with few restarts, unless --allow-nan", "[training]") {

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/integration/training_job.h"
@@ -81,6 +83,14 @@ fs::path replace_without_list(const fs::path& out) {
     if (entry.path() != aside && entry.path().filename() != ".run.json.moving")
       fs::rename(entry.path(), aside / entry.path().filename());
   return aside;
+}
+
+/// Of two classes.
+fs::path write_table(const fs::path& path, int rows) {
+  std::string text;
+  for (int i = 0; i < rows; ++i) text += std::to_string(i % 7) + "," + std::to_string(i % 2) + "\n";
+  write(path, text);
+  return path;
 }
 
 /// Killed as it renames the file.
@@ -427,6 +437,18 @@ TEST_CASE("a run that is resumed where a killed --overwrite has moved it stays t
   CHECK(fs::exists(aside / "checkpoints/last.pt"));
 }
 
+TEST_CASE("a command that is refused where a killed --overwrite has moved a run changes nothing",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  const auto aside = replace_without_list(out);
+  CHECK(end_of(linear(aside, {"--resume=auto", "--batch-size=4"})).status == ExitStatus::exited(2));
+  CHECK(end_of(linear(aside, {})).status == ExitStatus::exited(2));
+  require_success(linear(out, {"--resume=auto", "--epochs=2"}));
+  CHECK(values_of(out, "step").back() == "16");
+}
+
 TEST_CASE("a run of which a killed --overwrite has moved a part is not used there",
           "[training][run_folder]") {
   const TempDir dir;
@@ -723,6 +745,56 @@ TEST_CASE("a command that does not overwrite reads the new run's settings before
       end_of(worker({"linear", "--config=" + (out / "config.toml").string(), "--print-config"}));
   CAPTURE(shown.err);
   CHECK_THAT(shown.out, ContainsSubstring("\nlr = 5.0\n"));
+  const auto into_another =
+      end_of(worker({"linear", "--config=" + (out / "config.toml").string(), "--overwrite",
+                     "--out=" + (dir.path() / "new").string(), "--print-config"}));
+  CHECK_THAT(into_another.out, ContainsSubstring("\nlr = 5.0\n"));
+}
+
+TEST_CASE("a command that overwrites the run from which it begins does so again after it was interrupted",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const auto data = "--data=" + write_table(dir.path() / "table.csv", 100'000).string();
+  require_success(linear(out, {"--epochs=1", "--lr=0.01", data}));
+  const auto [flag, file] =
+      GENERATE(table<std::string, std::string>({{"--init-weights=", ""}, {"--config=", "config.toml"}}));
+  const auto named = (out / file).string();
+  Child interrupted(linear(
+      out, {"--overwrite", flag + named, data, "--limit-train=100000", "--batch-size=1", "--epochs=1"}));
+  const bool begun =
+      wait_until([&] { return count_of("until this run has its first checkpoint", interrupted.err()) > 0; });
+  CAPTURE(interrupted.out(), interrupted.err());
+  REQUIRE(begun);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  interrupted.send_signal(SIGTERM);
+  interrupted.wait(kTraining);
+  REQUIRE(fs::exists(out / "checkpoints/last.pt"));
+  const auto again = end_of(linear(out, {"--overwrite", flag + named, data, "--epochs=1"}));
+  CAPTURE(again.err);
+  CHECK(again.status == ExitStatus::exited(0));
+  CHECK_THAT(again.err, ContainsSubstring(" is now in " + (out / "replaced-").string()));
+}
+
+TEST_CASE("a run that was set aside stays from the moment that a training is to continue it there",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", table = write_table(dir.path() / "table.csv", 64);
+  const auto data = "--data=" + table.string();
+  require_success(linear(out, {"--epochs=1", data}));
+  end_of(linear(out, {"--overwrite", data, "--log-indices=/nowhere/x"}));
+  const auto list = nlohmann::json::parse(read_file(out / "run.json"));
+  const auto aside = out / list["replaced"][0].get<std::string>();
+  auto slow = linear("", {"--resume=" + aside.string(), "--epochs=2", data});
+  std::erase_if(slow.argv, [](const auto& word) { return word.starts_with("--out"); });
+  const std::vector<std::string> strace = {
+      "strace", "-f", "-qq", "-o", "/dev/null", "-P", table, "-e", "inject=openat:delay_enter=5000000"};
+  slow.argv.insert(slow.argv.begin(), strace.begin(), strace.end());
+  Child continued(slow);
+  REQUIRE(wait_until([&] { return lock_folder(aside) == nullptr; }));
+  require_success(linear(out, {"--overwrite", "--epochs=1", data}));
+  CHECK(continued.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(values_of(aside, "step").back() == "16");
 }
 
 TEST_CASE("where a run was moved, another interrupted --overwrite moves it back to there",

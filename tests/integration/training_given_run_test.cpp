@@ -125,6 +125,7 @@ TEST_CASE("a SAM run's folder is a model to predict with, to evaluate and to tra
   trained("sam", 0, sam.dir.path() / "eval", {"--eval=" + run});
   CHECK(json_in(sam.dir.path() / "eval/evaluation.json")["set"] == "validation");
   trained("sam", 0, sam.dir.path() / "tuned", {"--checkpoint=" + run, "--max-steps=1"});
+  trained("sam", 0, sam.dir.path() / "resumed", {"--resume=" + run, "--epochs=3"});
 }
 
 TEST_CASE("worker report takes a folder of runs", "[training]") {

@@ -96,6 +96,11 @@ std::string leading_config(const std::vector<std::string>& words) {
   return words[0] == flag && words.size() > 1 ? words[1] : "";
 }
 
+/// The run that the command replaces; empty: none.
+std::filesystem::path overwritten_by(const Values& values) {
+  return values.is_true("overwrite") ? values.text("out") : "";
+}
+
 /// `worker --epochs 3 mnist`
 void refuse_task_after_flags(const std::vector<std::string>& words, const Words& known) {
   if (words.empty() || !words[0].starts_with("--") || words[0] == "--help" || words[0] == "--version") return;
@@ -109,8 +114,7 @@ void refuse_task_after_flags(const std::vector<std::string>& words, const Words&
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
-    const bool overwrites = std::ranges::count(words, "--overwrite") > 0;
-    const auto found = train::where_set_aside(file, overwrites).string();
+    const auto found = train::where_set_aside(file).string();
     const auto given = for_flag("--config", [&] { return settings::top_level_text(found, "task"); });
     name = given.text, place = given.source;
     if (name.empty())
@@ -260,7 +264,7 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
 void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
   const std::filesystem::path typed = values.text(flag),
                               run = flag == "init-weights"
-                                        ? train::where_set_aside(typed, values.is_true("overwrite"))
+                                        ? train::where_set_aside(typed, overwritten_by(values))
                                         : typed;
   auto weights = run;
   try {
@@ -318,7 +322,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
   Values values;
   if (typed.given("config")) {
-    const auto file = train::where_set_aside(typed.text("config"), typed.is_true("overwrite")).string();
+    const auto file = train::where_set_aside(typed.text("config"), overwritten_by(typed)).string();
     values = for_flag("--config", [&] { return settings::read_toml(file, command); });
   } else if (!typed.given("eval")) {  // which trains nothing
     require(command, typed);

@@ -134,6 +134,17 @@ Summary read_summary(const Run& run, const Resumed* resumed) try {
   return {};
 }
 
+/// A run that trains in the folder to which a killed --overwrite has moved it belongs there from now on:
+/// nothing moves it back any more.
+void stay_where_moved(const fs::path& folder) {
+  std::error_code error;
+  for (auto run : {fs::absolute(folder, error).lexically_normal(), fs::canonical(folder, error)}) {
+    if (!run.has_filename()) run = run.parent_path();  // it ended with a slash
+    const auto note = run.parent_path() / RunFolder::kMoving;
+    if (!run.empty() && read_or_empty(note) == run.filename()) try_remove(note);
+  }
+}
+
 std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
   const auto& options = run.options;
   create_folders(options.out / "checkpoints");
@@ -237,17 +248,7 @@ void put_back_half_replaced(const fs::path& path) {
   }
 }
 
-void stay_where_moved(const fs::path& folder) {
-  if (folder.empty()) return;  // --eval
-  std::error_code error;
-  for (auto run : {fs::absolute(folder, error).lexically_normal(), fs::canonical(folder, error)}) {
-    if (!run.has_filename()) run = run.parent_path();  // it ended with a slash
-    const auto note = run.parent_path() / RunFolder::kMoving;
-    if (!run.empty() && read_or_empty(note) == run.filename()) try_remove(note);
-  }
-}
-
-fs::path where_set_aside(const fs::path& path, bool overwrites) {
+fs::path where_set_aside(const fs::path& path, const fs::path& overwritten) {
   put_back_half_replaced(path);
   const auto runs = possible_runs(path);
   for (const auto& run : runs) try {
@@ -256,13 +257,15 @@ fs::path where_set_aside(const fs::path& path, bool overwrites) {
       if (folder.replaced().empty()) continue;
       const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
       const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
-      const auto own =
-          overwrites ? run / "summary.json" : path;  // of a run that has ended without checkpoints
-      const bool has_file =                          // an empty folder is left of best/
-          inside != "." && fs::exists(own, error) && !fs::is_empty(own, error);
-      const bool is_here = has_file || std::ranges::any_of(state_files(folder), [&](const auto& state) {
-                             return state.identity.run == folder.identity().run;
-                           });
+      bool is_here;
+      if (!overwritten.empty() && fs::equivalent(run, overwritten, error))
+        is_here = fs::exists(run / "summary.json", error);  // it has ended, without checkpoints
+      else if (inside != ".")
+        is_here = fs::exists(path, error) && !fs::is_empty(path, error);  // best/ may be left empty
+      else
+        is_here = std::ranges::any_of(state_files(folder), [&](const auto& state) {
+          return state.identity.run == folder.identity().run;
+        });
       if (is_here || !fs::exists(aside, error)) continue;
       if (process_env("RANK").value_or("0") == "0")
         log_info(one_line(path.string()) + " is now in " + one_line(aside.string()) +

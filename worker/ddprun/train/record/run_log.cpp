@@ -330,7 +330,10 @@ EndCard RunLog::results(const RunSummary& summary) const {
   const auto add = [&](const char* label, const std::optional<Totals>& totals, const std::string& set) {
     report::MetricRow row;
     if (totals) totals->append_to(row, set);
-    if (totals) card.add(label, figures_text(row, set) + (kept && set != "train" ? ", of the best" : ""));
+    if (totals)
+      card.add(label, figures_text(row, set) + (!kept            ? ""
+                                                : set == "train" ? ", of the last epoch"
+                                                                 : ", of the best"));
   };
   add("training", summary.train, "train");
   add("validation", summary.validation, "val");

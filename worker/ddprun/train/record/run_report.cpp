@@ -256,8 +256,10 @@ Rows highlights_of(const ordered_json& summary) {
   Rows rows;
   for (const auto& highlight : kHighlights) {
     const auto found = summary.find(highlight.key);
-    if (found != summary.end() && found->is_number())
-      rows.emplace_back(highlight.label, formatted(highlight.format, highlight.scale * found->get<double>()));
+    if (found == summary.end() || !found->is_number()) continue;
+    const bool is_last = summary.contains("best") && highlight.key == std::string("train_loss");
+    rows.emplace_back(highlight.label + std::string(is_last ? ", last epoch" : ""),
+                      formatted(highlight.format, highlight.scale * found->get<double>()));
   }
   return rows;
 }

@@ -188,13 +188,9 @@ fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwr
     const bool is_ours = state.problem.empty() ? !state.identity.run.empty() : identity_.run.empty();
     if (!is_ours || all.contains(file) || all.contains(shards)) all.insert({file, shards});
   }
-  if (fs::is_symlink(checkpoints()) && std::ranges::any_of(all, [&](const auto& name) {
-        return is_checkpoint(name) && is_there(folder_ / name);
-      }))
-    throw IoError(
-        checkpoints(),
-        "is a link, and other runs may use the folder it leads to: --overwrite moves nothing there; "
-        "move the run yourself, or use another --out");
+  for (const auto& name : all)
+    if (const auto link = link_above(folder_, name); !link.empty())
+      throw IoError(link, "is a link, behind which --overwrite moves nothing; move it, or use another --out");
   if (identity_.run.empty() || !overwrites) return move_to("earlier", std::move(all));
   set_aside_ = true;
   save(/*required=*/true);  // before anything is moved
@@ -487,9 +483,12 @@ void RunFolder::remove_replaced(bool keeps) {
   const std::lock_guard lock(mutex_);
   for (const auto& name : replaced_) try {
       const auto path = folder_ / name;
-      if (!is_there(path / kList) || fs::is_symlink(path) || fs::is_symlink(path / "checkpoints")) continue;
+      if (!is_there(path / kList) || fs::is_symlink(path)) continue;
       const auto free = lock_folder(path);  // null: it is being resumed
-      if (RunFolder replaced(path); !keeps && free != nullptr && replaced.set_aside_)
+      RunFolder replaced(path);
+      const auto is_linked = [&](const auto& file) { return !link_above(path, file.first).empty(); };
+      if (std::ranges::any_of(replaced.files_, is_linked)) continue;  // its user has put a part elsewhere
+      if (!keeps && free != nullptr && replaced.set_aside_)
         replaced.remove_all();
       else if (!keeps)
         log_warning(path.string() + ": this replaced run was resumed, or named by a command, and is kept");

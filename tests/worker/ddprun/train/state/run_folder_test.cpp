@@ -128,23 +128,25 @@ TEST_CASE("what a new run replaces is kept until it has a checkpoint, and what i
                                                       "replaced-" + earlier.run + "/summary.json"});
 }
 
-TEST_CASE("a file of a run that was set aside is found until the new run has one by that name", "[run_folder]") {
+TEST_CASE("a file of a run that was set aside is found until the new run has one by that name",
+          "[run_folder]") {
   const TempDir dir;
+  fs::create_directories(dir.path() / "checkpoints");
   {
     RunFolder earlier(dir.path());
-    earlier.begin({"best"});
+    earlier.begin(kNames);
     earlier.claim(dir.path() / "best/config.json");
     write(dir.path() / "best/config.json", "{}");
     save(earlier, "last.pt", 10);
   }
   RunFolder folder(dir.path());
-  folder.begin({"best"});
+  folder.begin(kNames);
   fs::create_directory(dir.path() / "best");  // the new run has not written it yet
   CHECK(where_set_aside(dir.path() / "best") == folder.replaced() / "best");
   CHECK(where_set_aside(dir.path() / "best/config.json") == folder.replaced() / "best/config.json");
   write(dir.path() / "best/config.json", "{}");
   CHECK(where_set_aside(dir.path() / "best") == dir.path() / "best");
-  CHECK(where_set_aside(dir.path() / "best", /*overwrites=*/true) == folder.replaced() / "best");
+  CHECK(where_set_aside(dir.path() / "best", /*overwritten=*/dir.path()) == folder.replaced() / "best");
 }
 
 TEST_CASE("what a link leads to is not removed with a replaced run", "[run_folder]") {
@@ -159,6 +161,32 @@ TEST_CASE("what a link leads to is not removed with a replaced run", "[run_folde
   const auto before = files_in(safe.path());
   save(folder, "last.pt", 1);
   CHECK(files_in(safe.path()) == before);
+}
+
+TEST_CASE("what a link in the place of any folder of a run leads to stays", "[run_folder]") {
+  const TempDir dir, safe;
+  const auto earlier = make_run(dir.path());
+  const auto best = dir.path() / "best", kept = safe.path() / "kept";
+  RunFolder(dir.path()).claim(best / "config.json");
+  write(best / "config.json", "{}");
+  RunFolder folder(dir.path());
+  SECTION("an --overwrite is refused") {
+    fs::rename(best, kept);
+    fs::create_directory_symlink(kept, best);
+    const auto before = files_in(dir.path());
+    CHECK_THROWS_WITH(folder.begin(kNames), ContainsSubstring("/best: is a link"));
+    CHECK(files_in(dir.path()) == before);
+  }
+  SECTION("a run that was set aside stays") {
+    folder.begin(kNames);
+    const auto aside = folder.replaced();
+    fs::rename(aside / "best", kept);
+    fs::create_directory_symlink(kept, aside / "best");
+    const auto before = files_in(aside);
+    save(folder, "last.pt", 1);
+    CHECK(files_in(aside) == before);
+  }
+  CHECK(fs::exists(kept / "config.json"));
 }
 
 TEST_CASE("metrics of a run that was killed before its first checkpoint are kept", "[run_folder]") {
@@ -823,16 +851,17 @@ TEST_CASE("an empty file that a full disk has left is in nobody's way", "[run_fo
 }
 
 TEST_CASE("a run is set aside across disks, or not at all", "[run_folder]") {
-  const TempDir dir, other;
+  const TempDir dir;
   const auto identity = make_run(dir.path());
-  fs::create_directory_symlink("/dev/shm", dir.path() / "figures");
-  const auto name = "figures/" + other.path().filename().string() + ".png";
-  RunFolder folder(dir.path());
-  folder.claim(dir.path() / name);
-  write(dir.path() / name, "picture");
-  folder.begin(kNames);
-  CHECK(read_file(dir.path() / ("replaced-" + identity.run) / name) == "picture");
-  CHECK_FALSE(fs::exists(dir.path() / name));
+  fs::create_directory(dir.path() / "figures");
+  on_a_small_disk(dir.path() / "figures", "size=1m", [&](const fs::path& disk) {
+    RunFolder folder(dir.path());
+    folder.claim(disk / "loss.png");
+    write(disk / "loss.png", "picture");
+    folder.begin(kNames);
+    const auto moved = dir.path() / ("replaced-" + identity.run) / "figures/loss.png";
+    ensure(read_file(moved) == "picture" && !fs::exists(disk / "loss.png"), "it has moved");
+  });
 }
 
 TEST_CASE("a run is set aside on a full disk, or not at all", "[run_folder]") {
