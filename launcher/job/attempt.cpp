@@ -270,58 +270,64 @@ bool others_can_go_on(Parts& parts, Attempt& attempt) {
 }
 
 /// Waits for the program's disk: see look_at_program(). False if something else ends the attempt meanwhile,
-/// which wait() handles, or if the other nodes go on without this one (see the outcome): not while they all
-/// wait, as for a disk that they share.
+/// which wait() handles, such as the other nodes, which may go on without this one.
 ///
 /// joins  the first worker starts here in a round in place: it may join a later one that has begun meanwhile
-asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, Attempt& attempt, bool joins) {
+asio::awaitable<bool> program_answers(Job& job, Supervisor& supervisor, bool joins) {
+  constexpr std::chrono::seconds kAskAgain{1};
   const std::function<void()> look = [path = job.program.path] { look_at_program(path); };
   const std::string problem = job.program.path + ": the disk does not answer";
   const auto signalled = gives_up(job);
-  const auto patience = Clock::now() + job.options.nodes.node_timeout;
+  auto asks_at = Clock::now() + job.options.nodes.node_timeout;
   bool warned = false;
   const std::function<bool()> give_up = [&] {
     const bool begins = supervisor.begins_round();  // also has it answer for rank 0
     if (signalled() || supervisor.end_reason() || (begins && !joins)) return true;
-    if (Clock::now() < patience) return false;
+    if (Clock::now() < asks_at) return false;
     if (!std::exchange(warned, true)) log_warning(problem + ": waiting for it");
-    attempt.drops_out = supervisor.others_run(attempt.round.number);
-    return attempt.drops_out;
+    supervisor.ask_to_leave(problem);
+    asks_at = Clock::now() + kAskAgain;
+    return false;
   };
   const AsideEnd end = co_await run_aside(look, job.deadline, &give_up);
-  if (attempt.drops_out) attempt.outcome = StartFailed{LaunchError::kOwnFailure, problem};
   co_return end == AsideEnd::kDone;
+}
+
+struct TimerPipe {
+  UniqueFd pipe;
+  std::string problem;  // why there is none, unless that was given up
+};
+
+asio::awaitable<TimerPipe> make_timer_pipe_at(const std::filesystem::path& path,
+                                              const std::function<bool()>& give_up) {
+  constexpr std::chrono::seconds kPatience{10};
+  const auto made = std::make_shared<TimerPipe>();
+  const std::function<void()> make = [made, path] {
+    try {
+      made->pipe = FileTimers::make_pipe(path);
+    } catch (const IoError& error) {
+      made->problem = error.what();
+    }
+  };
+  const AsideEnd end = co_await run_aside(make, Clock::now() + kPatience, &give_up);
+  if (end == AsideEnd::kDone) co_return std::move(*made);
+  TimerPipe none;
+  if (end == AsideEnd::kLate) none.problem = IoError(path, "the disk does not answer").what();
+  co_return none;
 }
 
 /// The pipe of file timers. If it cannot be made where it was, it is made in the job's own folder; none if
 /// that fails too.
 asio::awaitable<UniqueFd> make_timer_pipe(Job& job, const std::function<bool()>& give_up) {
-  constexpr std::chrono::seconds kPatience{10};
-  struct Made {
-    UniqueFd pipe;
-    std::string problem;
-  };
+  auto made = co_await make_timer_pipe_at(job.timer_file, give_up);
   const auto own = job.outputs.job_folder() / "timers";
-  for (std::string instead; job.timer_file != instead;) {
-    const auto made = std::make_shared<Made>();
-    const std::function<void()> make = [made, path = job.timer_file] {
-      try {
-        made->pipe = FileTimers::make_pipe(path);
-      } catch (const IoError& error) {
-        made->problem = error.what();
-      }
-    };
-    const AsideEnd end = co_await run_aside(make, Clock::now() + kPatience, &give_up);
-    if (end == AsideEnd::kGivenUp) break;
-    if (end == AsideEnd::kDone && made->problem.empty()) co_return std::move(made->pipe);
-    const std::string problem =
-        end == AsideEnd::kDone ? made->problem : IoError(job.timer_file, "the disk does not answer").what();
-    instead = job.timer_file;
-    if (job.timer_file != own) job.timer_file = own;
-    log_warning(problem + (job.timer_file == instead ? ": the workers' file timers fail"
-                                                     : ": the file timers' pipe is now " + own.string()));
+  if (!made.problem.empty() && job.timer_file != own) {
+    log_warning(made.problem + ": the file timers' pipe is now " + own.string());
+    job.timer_file = own;
+    made = co_await make_timer_pipe_at(own, give_up);
   }
-  co_return UniqueFd();
+  if (!made.problem.empty()) log_warning(made.problem + ": the workers' file timers fail");
+  co_return std::move(made.pipe);
 }
 
 /// Says that the workers are in the round. Of those that began in place: once all have announced what their
@@ -369,10 +375,11 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
   // Forks, and processes that stand by, run the program already, perhaps another worker's (--expand).
   std::size_t running = parts.standbys.ready() + (job.preload != nullptr ? job.preload->forks() : 0);
   if (job.options.expand) running = 0;
-  bool answers = true;
-  if (starting.size() > running)
-    answers = co_await program_answers(job, supervisor, attempt, /*joins=*/false);
-  if (!answers) co_return !attempt.drops_out;
+  if (starting.size() > running) {
+    const bool answers = co_await program_answers(job, supervisor, /*joins=*/false);
+    if (!answers) co_return true;
+    attempt.round_start = Clock::now();  // nobody was silent meanwhile
+  }
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
     WorkerOutputs output = parts.logs.open(i, plans[i]);
@@ -517,8 +524,10 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
     timers.emplace(job.io, std::move(timer_pipe),
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   bool answers = true;  // a ddprun that waits for nobody has just looked
-  if (round.number > 0 || supervisor.has_peers())
-    answers = co_await program_answers(job, supervisor, attempt, /*joins=*/round.in_place);
+  if (round.number > 0 || supervisor.has_peers()) {
+    answers = co_await program_answers(job, supervisor, /*joins=*/round.in_place);
+    attempt.round_start = Clock::now();
+  }
   try {
     std::optional<StartFailed> start_failed;
     if (answers)
@@ -543,7 +552,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Supervisor& supervisor, Round rou
       };
     if (start_failed) {
       attempt.outcome = *start_failed;
-    } else if (!attempt.drops_out) {
+    } else {
       if (answers) note_running_once_announced(job, supervisor, attempt, parts);
       if (recovers(job)) keep_standbys(job, parts, round);
       co_await run_rounds(job, supervisor, attempt, parts, find_hung);

@@ -46,7 +46,6 @@ struct Attempt {
   std::vector<int> user_signals;                         ///< that end the job
   std::vector<pid_t> left;                               ///< processes that SIGKILL did not end
   std::vector<Straggler> stragglers;                     ///< ranks that were slow for a while
-  bool drops_out = false;  ///< the program's disk does not answer, and the other nodes go on without this one
   bool unannounced = false;  ///< --recover=rank: a worker has never said whether it can go on without another
   WorkerStatus said;         ///< last report of the worker on this node that accounts for most time
   std::optional<std::int64_t> first_step;  ///< reported by that worker
@@ -74,9 +73,9 @@ class Supervisor : public Peers {
   virtual bool has_peers() const { return false; }
   /// Called as soon as the attempt's outcome is known, before the workers are stopped.
   virtual void report_end(const Attempt&) {}
-  /// Whether enough workers of the round, or of a later one, have been running on the other nodes for
-  /// --node-timeout for the job to go on without this node.
-  virtual bool others_run(int /*round*/) { return false; }
+  /// This node's workers cannot start now: it leaves if the job can go on without it; then end_reason() says
+  /// so.
+  virtual void ask_to_leave(const std::string& /*problem*/) {}
   /// The workers of the attempt's round have started, or have been told of it.
   virtual void note_running(const Attempt&) {}
   /// Tells the other nodes about the signs of life of this node's workers. returns what is known of the job's

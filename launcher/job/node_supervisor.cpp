@@ -308,10 +308,7 @@ class NodeSupervisor : public Supervisor {
   asio::awaitable<std::optional<RunResult>> handle(const CoordinatorMessage& message) {
     const auto* refused = std::get_if<Refused>(&message);
     if (refused != nullptr && !job_.unfit.empty()) {
-      stays_out_ = true;
-      if (connections_.server() != nullptr && !connections_.server()->ended())
-        log_warning(
-            "this node starts no workers; it has the job's coordinator, and waits for the other nodes");
+      stay_out();
     } else if (refused != nullptr) {
       const std::string text = "refused by the coordinator: " + printable(refused->reason);
       if (leaving_) co_return leave_now(*leaving_);
@@ -333,9 +330,22 @@ class NodeSupervisor : public Supervisor {
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
     } else if (const auto* drained = std::get_if<Drained>(&message)) {
-      co_return result_of(*drained);
+      RunResult result = result_of(*drained);
+      if (!is_needed_as_coordinator(*drained)) co_return result;
+      link().finish();
+      stay_out();
     }
     co_return std::nullopt;
+  }
+
+  bool is_needed_as_coordinator(const Drained& drained) {
+    return drained.failed && connections_.server() != nullptr;
+  }
+
+  void stay_out() {
+    stays_out_ = true;
+    if (connections_.server() != nullptr && !connections_.server()->ended())
+      log_warning("this node starts no workers; it has the job's coordinator, and waits for the other nodes");
   }
 
   void lead(const Lead& lead, std::optional<int> port) {
@@ -349,7 +359,7 @@ class NodeSupervisor : public Supervisor {
     if (end.exit_code != 0) {
       log_once(end.reason, log_error);
       record_.message = end.reason;
-    } else if (!membership_.in_round()) {
+    } else if (!membership_.in_round() || stays_out_) {
       log_info(printable(end.reason));
       record_.message = end.reason;
       record_.outcome = AllSucceeded{};
@@ -363,11 +373,16 @@ class NodeSupervisor : public Supervisor {
     link().send(Ended{drained.round, std::exchange(reached_, {}), /*drained=*/true});
     job_.monitor->set_leaving();
     job_.monitor->note_drain(name_of_node(nodes_), drained.reason);
-    log_info(printable(drained.reason) + ": it has left the job, which goes on without it");
+    (drained.failed ? log_error : log_info)(printable(drained.reason) +
+                                            ": it has left the job, which goes on without it");
     record_.outcome = EndedByPeers{drained.reason, false, {}, /*drained=*/true, drained.replaced};
     record_.message = drained.reason;
     RunResult result;
     result.drained = true;
+    if (drained.failed) {
+      result.exit_code = LaunchError::kOwnFailure;
+      record_.outcome = StartFailed{result.exit_code, drained.reason};
+    }
     return result;
   }
 
@@ -385,8 +400,8 @@ class NodeSupervisor : public Supervisor {
       if (const auto* stop = std::get_if<Stop>(message)) membership_.take(*stop, Clock::now());
       if (const auto* end = std::get_if<End>(message)) return result_of(*end);
       const auto* drained = std::get_if<Drained>(message);
-      if (drained != nullptr && !job_.monitor->asked_to_stop())
-        return result_of(*drained);  // that ends the job
+      if (drained != nullptr && !job_.monitor->asked_to_stop() && !is_needed_as_coordinator(*drained))
+        return result_of(*drained);  // asked_to_stop() ends the job
     }
     log_warning(job_.monitor->who_ends(received) + ": leaving the job");
     leave(received.signal);
@@ -428,14 +443,11 @@ class NodeSupervisor : public Supervisor {
 
   /// While workers run: leads a round in place on request. True once it begins.
   bool begins_round() override {
-    while (const auto* message = link().peek()) {
-      if (const auto* start = std::get_if<Start>(message)) return start->in_place && start->number > started_;
-      const auto* lead = std::get_if<Lead>(message);
-      if (lead == nullptr) return false;
+    while (const auto lead = link().take_lead())
       this->lead(*lead, std::nullopt);  // rank 0 may still listen on the last one
-      link().next();
-    }
-    return false;
+    const auto* message = link().peek();
+    const auto* start = message == nullptr ? nullptr : std::get_if<Start>(message);
+    return start != nullptr && start->in_place && start->number > started_;
   }
 
   /// The round in place that begins.
@@ -447,18 +459,7 @@ class NodeSupervisor : public Supervisor {
     return round;
   }
 
-  bool others_run(int round) override {
-    const bool can_follow = connections_.server() == nullptr || !nodes_.successors.empty() || nodes_.etcd;
-    return can_follow && link().others_run(round);
-  }
-
-  /// The others go on without this node, whose workers cannot start.
-  void drop_out(const std::string& text) {
-    drops_out_ = true;
-    last_reason_ = text;
-    hand_over(std::nullopt, text);
-    link().finish();  // for the others it is lost
-  }
+  void ask_to_leave(const std::string& problem) override { link().send(Drain{0, job_.job_id, problem}); }
 
   void note_running(const Attempt& attempt) override { link().set_running(attempt.round.number); }
 
@@ -525,7 +526,6 @@ class NodeSupervisor : public Supervisor {
 
   void report_end(const Attempt& attempt) override {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) return leave(received->signal);
-    if (attempt.drops_out) return drop_out(describe_end(attempt) + " on node " + name_of_node(nodes_));
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;
@@ -540,7 +540,6 @@ class NodeSupervisor : public Supervisor {
 
   /// Reports ddprun's own failure; no round follows on this node.
   void fail_job(const AttemptEnd& end, const std::string& text) {
-    if (drops_out_) return;
     send_failure(round_, end, text + " on node " + name_of_node(nodes_));
     connections_.end_job(end, last_reason_);
   }
@@ -564,7 +563,7 @@ class NodeSupervisor : public Supervisor {
   }
 
   /// If the coordinator is here: another node takes its place. False if none can.
-  bool hand_over(std::optional<int> signal, const std::string& reason) {
+  bool hand_over(int signal, const std::string& reason) {
     auto* server = connections_.server();
     handed_over_ = server != nullptr && server->hand_over(job_.job_id, signal, reason);
     if (!handed_over_) return false;
@@ -640,9 +639,8 @@ class NodeSupervisor : public Supervisor {
   NodeLink::Way way_;
   Membership membership_;
   bool succeeded_ = false;         ///< this node's workers, in the last round
-  bool drops_out_ = false;         ///< its workers cannot start, and the others go on without it
   bool handed_over_ = false;       ///< the coordinator was here, and another node takes its place
-  bool stays_out_ = false;         ///< unfit: at most it has the coordinator for the others
+  bool stays_out_ = false;         ///< without workers: at most it has the coordinator for the others
   bool ends_with_others_ = false;  ///< by a user's signal, after the workers of all nodes
   bool warned_ = false;            ///< that another node does not say whether its workers are silent
   std::optional<int> leaving_;     ///< a signal has come before the next coordinator was found

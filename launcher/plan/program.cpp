@@ -6,8 +6,12 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <system_error>
+#include <vector>
 
+#include <ddprun/common/moved_files.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/plan/launch_plan.h"
@@ -24,10 +28,20 @@ int executable_error(const std::string& path) {
   return ::access(path.c_str(), X_OK) == 0 ? 0 : errno;
 }
 
+/// ": did you mean train.py?" where the file's folder has one with a similar name.
+std::string similar_file(const std::filesystem::path& path) {
+  std::vector<std::string> names;
+  for (const auto& entry : folder_entries(path.has_parent_path() ? path.parent_path() : "."))
+    names.push_back(entry.filename().string());
+  std::ranges::sort(names);
+  return settings::did_you_mean(path.filename().string(), names);
+}
+
 [[noreturn]] void fail(const std::string& path, int error) {
-  throw LaunchError(LaunchError::code_of_exec_error(error),
-                    "cannot run " + path + ": " +
-                        (error == EISDIR ? "it is a folder; name the program in it" : std::strerror(error)));
+  const std::string reason = error == EISDIR   ? "it is a folder; name the program in it"
+                             : error == ENOENT ? std::strerror(error) + similar_file(path)
+                                               : std::strerror(error);
+  throw LaunchError(LaunchError::code_of_exec_error(error), "cannot run " + path + ": " + reason);
 }
 
 /// The Python for scripts and modules.

@@ -113,7 +113,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
   const bool in_round = node.state != State::kReady;
   const bool leaves = node.state == State::kLeaving;
-  const bool takes_ranks = draining_ && !draining_->told && draining_->spare == id;  // another spare can
+  const bool takes_ranks = this->takes_ranks(id);
   if (const auto* leading = std::get_if<Leading>(&message)) {
     if (phase_ == Phase::kLeading && leading->round == round_ && id == members_.front())
       begin_round(leading->port, now);
@@ -123,7 +123,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const bool known = failed->in_place && failed->round != round_;
     // ddpctl stop ends the job also while its workers are being stopped, and on a node that is being drained.
     if (std::holds_alternative<SignalReceived>(failed->end) && node.was_in_round) return fail(*failed, now);
-    if (in_round && first && takes_ranks) return expel(id, failed->text, now);
+    if (in_round && first && takes_ranks && unfinished_ == members_.size())
+      return expel(id, failed->text, now);  // another spare can, or the drained node keeps them
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
     if (in_round && failed->in_place && failed->alone)
@@ -135,9 +136,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       check_invariant(unfinished_ > 0, "a member that succeeds was unfinished");
       node.state = State::kSucceeded;
       --unfinished_;
-    } else if (has_succeeded_meanwhile()) {
-      end(0, "all workers succeeded");
     }
+    if (has_succeeded_meanwhile()) end(0, "all workers succeeded");
   } else if (const auto* over = std::get_if<Ended>(&message)) {
     if (leaves) {
       reached_ = furthest(reached_, over->reached);
@@ -458,6 +458,7 @@ void Coordinator::close_round() {
 
 /// The round's members are known.
 void Coordinator::lead_round(const std::string& in_place) {
+  if (!nodes_.contains(members_.front())) return;  // its loss is being handled, and leads one or stops all
   ++round_;
   in_place_ = in_place;
   port_.reset();
@@ -574,8 +575,7 @@ void Coordinator::tick(Time now) {
   if (now >= next_beat_ && !ended_) {
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
-    Beat beat = beat_with(known_signs(), now);
-    if (enough_run()) beat.running = round_;
+    const Beat beat = beat_with(known_signs(), now);
     // Count beats, not time: a program that was stopped would have heard nobody.
     for (auto& [id, node] : nodes_) {
       send(id, beat);
@@ -586,24 +586,6 @@ void Coordinator::tick(Time now) {
   }
   if (hands_over_at_ && now >= *hands_over_at_ && !ended_ && !resigned_) finish_handover(now);
   check_progress(now);
-}
-
-/// Whether there are members whose workers do not run in the round yet, and the job could go on without them.
-bool Coordinator::enough_run() const {
-  std::size_t waiting = 0, replaceable = ready_;
-  for (const NodeId id : members_) {
-    const auto node = nodes_.find(id);
-    if (node != nodes_.end() && node->second.running >= round_) continue;
-    ++waiting;
-    const bool is_own = node != nodes_.end() && node->second.join.id == settings_.own_id;
-    if (draining_ && !draining_->told && draining_->spare == id && !is_own)
-      ++replaceable;  // the drained node stays
-  }
-  const bool keeps_majority =
-      !settings_.has_successors || settings_.elected || 2 * waiting <= members_.size();
-  const std::size_t needed = elastic() ? static_cast<std::size_t>(settings_.min_nodes) : members_.size();
-  return phase_ == Phase::kRunning && waiting > 0 && waiting < members_.size() && keeps_majority &&
-         members_.size() + replaceable >= waiting + needed;
 }
 
 /// The signs of life of the job's workers, as far as every node whose workers run has told about its own.

@@ -84,13 +84,13 @@ class Coordinator {
   void end(int exit_code, const std::string& reason, bool dump_stacks = false,
            std::optional<int> user_signal = {});
 
-  /// The user ends the coordinator's own node, or its workers cannot start: if the job can go on without it,
-  /// the others look for another coordinator, and this one resigns, a little later: until then it learns
-  /// which others leave. False: it cannot.
+  /// The user ends the coordinator's own node: if the job can go on without it, the others look for another
+  /// coordinator, and this one resigns, a little later: until then it learns which others leave. False: it
+  /// cannot.
   ///
   /// id      as in the node's Join
-  /// signal  the user's, if any: it ends the job, if too many leave
-  bool hand_over(const std::string& id, std::optional<int> signal, const std::string& reason, Time now);
+  /// signal  the user's: it ends the job, if too many leave
+  bool hand_over(const std::string& id, int signal, const std::string& reason, Time now);
 
   /// The round that is to begin, once etcd has this; only if elected. Call recorded() then.
   std::optional<RoundRecord> take_record() { return std::exchange(record_, std::nullopt); }
@@ -160,6 +160,7 @@ class Coordinator {
   struct Draining {
     NodeId node;
     std::string reason;
+    bool failed = false;  ///< as in Drained
     /// It takes the node's ranks in a round in place. The node keeps its workers, and gets its ranks back if
     /// all spares are lost or their workers fail, until all other nodes' workers are in that round.
     std::optional<NodeId> spare = {};
@@ -205,10 +206,13 @@ class Coordinator {
     std::string text;     ///< why nothing happens; empty: the node can leave
     bool passes = false;  ///< if somebody asks again
   };
-  DrainProblem drain_problem(const std::string& wanted, const std::vector<NodeId>& found) const;
-  std::string begin_drain(NodeId id, Time now);
+  DrainProblem drain_problem(const std::string& wanted, const std::vector<NodeId>& found,
+                             bool failed = false) const;
+  std::string begin_drain(NodeId id, const std::string& problem, Time now);
+  bool takes_ranks(NodeId id) const;
+  bool goes_on_without(NodeId id) const;
+  bool runs_in_round(NodeId member) const;
   bool all_run() const;
-  bool enough_run() const;
   bool has_succeeded_meanwhile() const;
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);

@@ -10,7 +10,12 @@
 namespace ddprun::launcher {
 namespace {
 
-constexpr std::size_t kShortestId = 8;  // as ddpctl ps shows it
+constexpr std::size_t kShortestId = 8;       // as ddpctl ps shows it
+constexpr std::size_t kMostOfProblem = 500;  // bytes
+
+std::string why_it_leaves(const std::string& node, const std::string& problem) {
+  return node + " leaves the job: " + shortened(printable(problem), kMostOfProblem);
+}
 
 }  // namespace
 
@@ -21,8 +26,16 @@ std::size_t Coordinator::staying() const {
 }
 
 void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
-  const auto found = nodes_called(wish.node);
-  auto [text, passes] = drain_problem(wish.node, found);
+  const bool failed = !wish.problem.empty();
+  if (failed && !goes_on_without(asker)) return;  // it asks again
+  if (failed && takes_ranks(asker)) {             // the drained node stays
+    const Node& node = nodes_.at(asker);
+    const std::string reason = why_it_leaves("node " + describe_node(node.join, node.address), wish.problem);
+    dismiss(asker, Drained{round_, reason, /*replaced=*/true, failed});
+    return remove(nodes_.find(asker), reason, now);
+  }
+  const auto found = failed ? std::vector{asker} : nodes_called(wish.node);
+  auto [text, passes] = drain_problem(wish.node, found, failed);
   const bool accepted = text.empty();
   // First of all messages: the asker may be the node that leaves.
   const auto place = static_cast<std::ptrdiff_t>(messages_.size());
@@ -30,10 +43,24 @@ void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
     const Node& node = nodes_.at(draining_->node);
     text = "node " + describe_node(node.join, node.address) + " is already leaving the job";
   } else if (accepted) {
-    text = begin_drain(found.front(), now);
+    text = begin_drain(found.front(), wish.problem, now);
     drains_.emplace_back(nodes_.at(found.front()).join.node, text);
   }
   messages_.emplace(messages_.begin() + place, asker, DrainAnswer{wish.request, accepted, text, passes});
+}
+
+bool Coordinator::takes_ranks(NodeId id) const {
+  return draining_ && !draining_->told && draining_->spare == id;
+}
+
+/// Whether the job can go on without a node whose workers cannot start: not while others wait likewise, as
+/// for a disk that they share.
+bool Coordinator::goes_on_without(NodeId id) const {
+  const auto running = static_cast<std::size_t>(
+      std::ranges::count_if(members_, [this](NodeId member) { return runs_in_round(member); }));
+  const std::size_t needed = elastic() ? static_cast<std::size_t>(settings_.min_nodes) : members_.size();
+  return phase_ == Phase::kRunning && unfinished_ == members_.size() && !runs_in_round(id) && running > 0 &&
+         nodes_.at(id).state == State::kInRound && running + ready_ + (takes_ranks(id) ? 1 : 0) >= needed;
 }
 
 std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wanted) const {
@@ -48,7 +75,7 @@ std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wa
 }
 
 Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
-                                                     const std::vector<NodeId>& found) const {
+                                                     const std::vector<NodeId>& found, bool failed) const {
   const bool enough = staying() - 1 >= static_cast<std::size_t>(settings_.min_nodes);
   if (hands_over_at_)
     return {"the coordinator's node is leaving the job; try again when another node has taken its place",
@@ -62,7 +89,7 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
             ": expected a node rank, or the JOB that ddpctl ps shows for the node's ddprun"};
   const Node& node = nodes_.at(found.front());
   const std::string name = "node " + describe_node(node.join, node.address);
-  if (!settings_.own_id.empty() && node.join.id == settings_.own_id)
+  if (!failed && !settings_.own_id.empty() && node.join.id == settings_.own_id)
     return {name + " has the coordinator and cannot be drained: " +
             (settings_.has_successors && (elastic() || !is_needed(found.front()))
                  ? "send SIGTERM to its ddprun instead, and another node takes its place"
@@ -83,7 +110,8 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
     return {"workers have succeeded: the job is about to end"};
   const auto others = [&](NodeId id) { return id != found.front() && has_state(id); };
   const bool goes_on = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
-  if (works && goes_on && !in_place_.empty() && std::ranges::none_of(members_, others))
+  if (works && goes_on && !in_place_.empty() && has_state(found.front()) &&
+      std::ranges::none_of(members_, others))
     return {"only the workers of " + name +
                 " have the training's state, since all others have just started; try again in a moment",
             /*passes=*/enough};
@@ -95,12 +123,14 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
   return {};
 }
 
+/// problem  why its workers cannot start; empty: its user wants it to leave
 /// returns  what becomes of the node's ranks, for the user
-std::string Coordinator::begin_drain(NodeId id, Time now) {
+std::string Coordinator::begin_drain(NodeId id, const std::string& problem, Time now) {
   Node& node = nodes_.at(id);
   const std::string name = "node " + describe_node(node.join, node.address);
   const State before = std::exchange(node.state, State::kLeaving);
-  draining_ = Draining{id, name + " is drained"};
+  draining_ =
+      Draining{id, problem.empty() ? name + " is drained" : why_it_leaves(name, problem), !problem.empty()};
   if (!node.join.id.empty()) drained_ids_.insert(node.join.id);
   const bool stands_by = before == State::kReady && std::ranges::count(members_, id) == 0;
   if (before == State::kReady) --ready_;
@@ -127,11 +157,15 @@ std::string Coordinator::begin_drain(NodeId id, Time now) {
               : "with node " + describe_node(next->join, next->address) + " in its place");
 }
 
+bool Coordinator::runs_in_round(NodeId id) const {
+  const auto member = nodes_.find(id);
+  return member != nodes_.end() && member->second.running >= round_;
+}
+
 bool Coordinator::all_run() const {
-  return std::ranges::all_of(members_, [this](NodeId id) {
-    const auto member = nodes_.find(id);
-    return member != nodes_.end() && member->second.running >= round_;
-  });
+  // One that is gone has succeeded: another one's loss would have ended the round.
+  return std::ranges::all_of(members_,
+                             [this](NodeId id) { return !nodes_.contains(id) || runs_in_round(id); });
 }
 
 /// Whether all workers have succeeded before a spare could take the ranks of a node that is being drained:
@@ -148,12 +182,12 @@ bool Coordinator::has_succeeded_meanwhile() const {
 
 void Coordinator::tell_drained(bool replaced) {
   if (!draining_ || std::exchange(draining_->told, true)) return;
-  send(draining_->node, Drained{std::max(round_, 0), draining_->reason, replaced});
+  send(draining_->node, Drained{std::max(round_, 0), draining_->reason, replaced, draining_->failed});
 }
 
 /// The spare for a node that is being drained is lost, and there is no other: the node stays after all.
 bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
-  if (!draining_ || draining_->told || draining_->spare != lost) return false;
+  if (!takes_ranks(lost)) return false;
   const NodeId id = undo_drain(lost);
   const Join& join = nodes_.at(id).join;
   lead_round(reason + "; node " + describe_node(join, nodes_.at(id).address) + " keeps its ranks");

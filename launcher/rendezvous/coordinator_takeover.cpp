@@ -73,16 +73,15 @@ bool Coordinator::in_minority() const {
 }
 
 /// The others' workers end at once, before they miss this node's.
-bool Coordinator::hand_over(const std::string& id, std::optional<int> signal, const std::string& reason,
-                            Time now) {
+bool Coordinator::hand_over(const std::string& id, int signal, const std::string& reason, Time now) {
   const auto own = by_id_.find(id);
-  const bool needed = signal && !elastic() && own != by_id_.end() && is_needed(own->second);
+  const bool needed = !elastic() && own != by_id_.end() && is_needed(own->second);
   const std::size_t others = staying() - (own == by_id_.end() ? 0 : 1);
   if (!settings_.has_successors || needed || (others < others_needed() && !takes_over()) || ended_ ||
       resigned_ || hands_over_at_ || (!has_started() && former_.number < 0))
     return false;
   hands_over_at_ = now + std::min<Clock::duration>(settings_.node_timeout / kBeatsPerTimeout, kMoreLeave);
-  without_others_ = {signal ? exit_code_of_signal(*signal) : LaunchError::kOwnFailure, reason, false, signal};
+  without_others_ = {exit_code_of_signal(signal), reason, false, signal};
   if (phase_ == Phase::kStopping) pause_end_ = now + pause_;
   stop_round(reason + kAnother, std::chrono::milliseconds(0), /*dump_stacks=*/false, signal);
   if (own == by_id_.end()) return true;

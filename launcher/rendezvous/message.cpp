@@ -249,6 +249,7 @@ void visit(auto& fields, Summary& summary) {
 void visit(auto& fields, Drain& drain) {
   fields.integer("request", drain.request, 0, INT_MAX);
   fields.text("node", drain.node, kMaxName);
+  fields.optional_text("problem", drain.problem, kMaxText);
 }
 
 void visit(auto& fields, Waiting& waiting) {
@@ -318,6 +319,7 @@ void visit(auto& fields, Drained& drained) {
   fields.integer("round", drained.round, 0, kMaxRound);
   fields.text("reason", drained.reason, kMaxText);
   fields.flag("replaced", drained.replaced);
+  fields.optional_flag("failed", drained.failed);
 }
 
 void visit(auto& fields, Beat& beat) {

@@ -154,6 +154,8 @@ struct Summary {
 struct Drain {
   int request = 0;   ///< tells answers apart
   std::string node;  ///< its name, node rank, or the beginning of its ddprun's id
+  /// Why the sender's own workers cannot start: the node is the sender, which may ask again and again.
+  std::string problem = {};
   bool operator==(const Drain&) const = default;
 };
 
@@ -227,6 +229,7 @@ struct Drained {
   int round = 0;
   std::string reason;
   bool replaced = false;  ///< another node's workers have taken the ranks: there is nothing to save
+  bool failed = false;    ///< it has asked for this, since its workers cannot start
   bool operator==(const Drained&) const = default;
 };
 
@@ -241,9 +244,8 @@ struct Beat {
   std::optional<int> silent_ms = {};   ///< how long ago the last sign was
   std::optional<int> unknown_ms = {};  ///< for how long nothing has been heard of one of them
   std::optional<int> begun = {};       ///< the node's last round: if it is lost, its next Join names it
-  /// From a node: the last round whose workers it has started, or which they have joined. From the
-  /// coordinator: the round, if the job could go on without those whose workers do not run in it yet.
-  std::optional<int> running = {};
+  std::optional<int> running =
+      {};  ///< the last one whose workers the node has started, or which they have joined
   bool operator==(const Beat&) const = default;
 };
 

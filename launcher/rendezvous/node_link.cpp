@@ -74,6 +74,17 @@ const CoordinatorMessage* NodeLink::peek() const {
   return news_.empty() ? nullptr : std::get_if<CoordinatorMessage>(&news_.front());
 }
 
+std::optional<Lead> NodeLink::take_lead() {
+  for (auto news = news_.begin(); news != news_.end(); ++news) {
+    const auto* message = std::get_if<CoordinatorMessage>(&*news);
+    if (message == nullptr || !std::holds_alternative<Lead>(*message)) continue;
+    const Lead lead = std::get<Lead>(*message);
+    news_.erase(news_.begin(), news + 1);
+    return lead;
+  }
+  return {};
+}
+
 std::optional<EndedByPeers> NodeLink::end_reason() const {
   for (const CoordinatorEvent& news : news_) {
     if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return EndedByPeers{lost->reason};
@@ -249,8 +260,6 @@ asio::awaitable<void> NodeLink::listen() {
     missed_beats_ = 0;
     if (const auto* beat = std::get_if<Beat>(&message)) {
       signs_.job = signs_in(*beat, Clock::now());
-      if (std::exchange(others_run_, beat->running) != beat->running) others_beats_ = 0;
-      ++others_beats_;
       if (beat->silent_ms) events_.push(PeerEvent{});  // silent workers may count as hung now
       continue;
     }

@@ -82,6 +82,9 @@ class NodeLink {
   /// The next message, which remains queued; null: none, or the coordinator is lost.
   const CoordinatorMessage* peek() const;
 
+  /// The next Lead, wherever in the queue: the round before it, if that is queued, does not begin any more.
+  std::optional<Lead> take_lead();
+
   /// Why this node's workers must end, if a queued event says so.
   std::optional<EndedByPeers> end_reason() const;
 
@@ -97,10 +100,6 @@ class NodeLink {
     running_ = round;
     send_beat();
   }
-
-  /// Whether the coordinator's beats have said for --node-timeout that the job could go on without those
-  /// whose workers do not run yet in that round, or in a later one.
-  bool others_run(int round) const { return others_run_ >= round && others_beats_ > kBeatsPerTimeout; }
 
   /// Sends what is queued, then closes and pushes a PeerEvent.
   void finish();
@@ -146,8 +145,7 @@ class NodeLink {
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
-  std::optional<int> summary_ms_, begun_, running_, others_run_;
-  int others_beats_ = 0;
+  std::optional<int> summary_ms_, begun_, running_;
   SharedSigns signs_;
   int missed_beats_ = 0;
   bool timed_out_ = false, finished_ = false;

@@ -81,8 +81,7 @@ void CoordinatorServer::end(int exit_code, const std::string& reason, bool dump_
   deliver();
 }
 
-bool CoordinatorServer::hand_over(const std::string& id, std::optional<int> signal,
-                                  const std::string& reason) {
+bool CoordinatorServer::hand_over(const std::string& id, int signal, const std::string& reason) {
   const bool goes_on = coordinator_.hand_over(id, signal, reason, Coordinator::Clock::now());
   deliver();
   return goes_on;

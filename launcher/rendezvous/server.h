@@ -79,7 +79,7 @@ class CoordinatorServer {
            std::optional<int> user_signal = {});
 
   /// As Coordinator::hand_over().
-  bool hand_over(const std::string& id, std::optional<int> signal, const std::string& reason);
+  bool hand_over(const std::string& id, int signal, const std::string& reason);
 
   bool ended() const { return coordinator_.ended().has_value(); }
   /// How; null: it has not.

@@ -198,6 +198,10 @@ TEST_CASE("a program beside the user that PATH does not have is hinted at", "[la
   CHECK(named.err == cannot + "train.py" + meant);
   CHECK(run({"train"}).err == cannot + "train" + meant);
   CHECK(run({"no-such-program"}).err == cannot + "no-such-program: not found in PATH\n");
+  const Finished mistyped = run({"trian.py"});
+  CHECK(mistyped.status == ExitStatus::exited(127));
+  CHECK(mistyped.err == cannot + "trian.py: No such file or directory: did you mean train.py?\n");
+  CHECK(run({"no-such.py"}).err == cannot + "no-such.py: No such file or directory\n");
   std::filesystem::create_directory(folder.path() / "src");
   const Finished bare = run({"src"});
   CHECK(bare.status == ExitStatus::exited(127));

@@ -87,9 +87,8 @@ class CoordinatorRig {
     collect();
   }
 
-  bool hand_over(const std::string& id, std::optional<int> signal = SIGTERM) {
-    const bool goes_on = coordinator_.hand_over(
-        id, signal, signal ? "node a received SIGTERM" : "node a cannot start its workers", now_);
+  bool hand_over(const std::string& id, int signal = SIGTERM) {
+    const bool goes_on = coordinator_.hand_over(id, signal, "node a received SIGTERM", now_);
     collect();
     return goes_on;
   }

@@ -551,34 +551,36 @@ TEST_CASE("a new coordinator whose node leaves hands over also before the others
   CHECK_FALSE(next.ended());
 }
 
-TEST_CASE("a coordinator whose node cannot start its workers hands over a job that has a spare",
-          "[takeover]") {
-  auto settings = with_successors(job(2, 2));
-  settings.spares = 1;
-  CoordinatorRig rig(settings);
-  form_with_ids(rig, {"a", "b", "c"});
-  CHECK_FALSE(rig.hand_over("a"));  // its user's signal ends the job
-  CHECK(rig.hand_over("a", std::nullopt));
-}
-
-TEST_CASE("a coordinator says whether the job could go on without those whose workers do not run yet",
-          "[takeover]") {
-  const auto says = [](int min, int max, int spares, std::size_t running) {
+TEST_CASE("a node whose workers cannot start leaves if the job can go on without it", "[takeover]") {
+  // running: so many nodes' workers, the first ones; asking: the index of the node
+  const auto leaves = [](int min, int max, int spares, std::size_t running, std::size_t asking) {
     auto settings = job(min, max);
     settings.spares = spares;
+    settings.own_id = "a";
     CoordinatorRig rig(settings);
     const auto ids = form_with_ids(rig, {"a", "b", "c"});
     rig.stuck.insert(ids.begin() + static_cast<std::ptrdiff_t>(running), ids.end());
+    if (asking == 0) rig.stuck = {ids[0]};
     rig.pass(30s);
     rig.obey();
     rig.pass(10s);
-    return rig.last_beat.running;
+    rig.say(ids[asking], Drain{0, "", "train: the disk does not answer"});
+    if (rig.count<Drained>(ids[asking]) == 0) return false;
+    CHECK(rig.last<Drained>(ids[asking]).failed);
+    CHECK_THAT(rig.last<Drained>(ids[asking]).reason,
+               ContainsSubstring(" leaves the job: train: the disk does not answer"));
+    rig.obey();
+    rig.say(ids[asking], Ended{0, {}, /*drained=*/true});
+    rig.obey();
+    CHECK(rig.round_of(ids[asking == 0 ? 1 : 0]) == 1);
+    return true;
   };
-  CHECK(says(2, 3, 0, 1) == std::nullopt);
-  CHECK(says(2, 3, 0, 2) == 0);
-  CHECK(says(3, 3, 0, 2) == std::nullopt);
-  CHECK(says(2, 2, 1, 0) == std::nullopt);
-  CHECK(says(2, 2, 1, 1) == 0);
+  CHECK_FALSE(leaves(2, 3, 0, 1, 2));
+  CHECK(leaves(2, 3, 0, 2, 2));
+  CHECK(leaves(2, 3, 0, 2, 0));  // the coordinator's own
+  CHECK_FALSE(leaves(3, 3, 0, 2, 2));
+  CHECK_FALSE(leaves(2, 2, 1, 0, 1));
+  CHECK(leaves(2, 2, 1, 1, 1));
 }
 
 TEST_CASE("a coordinator whose node only stands by hands over a job of fixed size", "[takeover]") {

@@ -114,7 +114,8 @@ void JobOracle::check_drain(const Cause& cause, const Outgoing& messages) {
     int stay = 0;
     for (auto& [id, node] : nodes_) {
       if (!present(id)) continue;
-      promise(!node.leaving, "two nodes are drained at once");
+      const bool keeps = !node.told && leads_in_place_ && led_round_ != started_round_;  // its ranks
+      promise(!node.leaving || keeps, "two nodes are drained at once");
       if (node.join.id.starts_with(wish->node))
         node.leaving = true;
       else
@@ -135,10 +136,13 @@ void JobOracle::check_each(Id sender, const Cause& cause, const Outgoing& messag
     if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message))
       node.standing = Standing::kGone;
     if (std::holds_alternative<Stop>(message) && node.leaving && !node.told && !node.saves) {
-      // Another one is lost, and the job needs this one, too.
-      const auto others = std::ranges::count_if(
-          nodes_, [this](const auto& each) { return present(each.first) && each.second.stays(); });
-      promise(others < settings_.min_nodes, who + "is not drained after all");
+      // Another one is lost, and the job needs this one, too; or it was to keep its ranks in the next round.
+      const auto others = std::ranges::count_if(nodes_, [&](const auto& each) {
+        const bool goes = said<Leave>(cause) && each.first == sender;
+        return present(each.first) && each.second.stays() && !goes;
+      });
+      const bool keeps = leads_in_place_ && led_round_ != started_round_;
+      promise(keeps || others < settings_.min_nodes, who + "is not drained after all");
       node.leaving = false;
     }
     promise(node.stays() || !std::holds_alternative<Stop>(message), who + "leaves, and is told to stop");
@@ -146,9 +150,12 @@ void JobOracle::check_each(Id sender, const Cause& cause, const Outgoing& messag
                 std::holds_alternative<DrainAnswer>(message),
             who + "a message after it was told to leave");
     if (std::holds_alternative<Drained>(message)) {
-      const bool leaves = id == sender && (said<Leave>(cause) || (said<Ended>(cause) && node.saves));
+      const auto* wish = said<Drain>(cause);
+      const bool leaves = id == sender && (said<Leave>(cause) || (said<Ended>(cause) && node.saves) ||
+                                           (wish != nullptr && !wish->problem.empty()));
       promise(node.leaving || leaves, who + "is drained unasked");
       node.told = true;
+      if (leaves && wish != nullptr && !node.leaving) node.standing = Standing::kGone;  // a spare that failed
     }
     if (const auto* lead = std::get_if<Lead>(&message)) {
       promise(lead->round > led_round_, who + "round numbers do not grow");
@@ -296,6 +303,8 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
   }
   for (const Id id : members_)
     if (present(id) && nodes_.at(id).stays()) expected.insert(id);
+  for (const Id id : stopped)  // one that is not drained after all: see check_each()
+    if (const Node& node = nodes_.at(id); node.leaving && !node.told && !node.saves) expected.insert(id);
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (stopped.count(id) == 0) expected.erase(id);
   if (said<Leave>(cause)) expected.erase(sender);

@@ -23,6 +23,7 @@ JobSimulation::JobSimulation(unsigned seed, std::vector<std::string>* trace)
       failures_(std::array{0u, 5u, 50u}.at(below(3))),
       in_place_(std::array{0u, 50u, 95u}.at(below(3))),
       unable_(std::array{0u, 0u, 20u}.at(below(3))),
+      dead_disks_(std::array{0u, 0u, 20u}.at(below(3))),
       longest_round_ms_(std::array{20u, 100u, kLongestRoundMs}.at(below(3))),
       calm_(now_ + Milliseconds(kDisturbedMs)),
       settings_(random_settings()),
@@ -93,7 +94,8 @@ void JobSimulation::coordinate(Id id, const Cause& cause) {
     node.last_to_node = std::max(node.last_to_node, now_ + up_to(kDelayMs));
     at(node.last_to_node, [this, to = to, message = message] { hear(to, message); });
     const bool speaks = node.honest && node.alive && !node.silent;
-    if (std::holds_alternative<Refused>(message) && std::holds_alternative<Tick>(cause) && speaks)
+    const auto* refused = std::get_if<Refused>(&message);
+    if (refused != nullptr && refused->reason.find("dropped: no sign of life") != std::string::npos && speaks)
       throw BrokenPromise("node " + std::to_string(to) + " is taken for silent");
     if (const auto* lead = std::get_if<Lead>(&message)) last_round_ = lead->round;
   }

@@ -45,8 +45,9 @@ class JobSimulation {
     bool alive = true;    ///< and so is its connection
     bool silent = false;  ///< nothing of it comes through any more
     bool honest = true;
-    bool lacks_worker = false;   ///< that is to be replaced in the next round in place
-    std::optional<int> running;  ///< the round that its workers are of
+    bool lacks_worker = false;    ///< that is to be replaced in the next round in place
+    std::optional<int> running;   ///< the round that its workers are of
+    std::optional<int> waits_in;  ///< the round in which it waits for the disk with its program
     bool optional =
         false;  ///< its workers need not succeed: it is drained, or may have come too late for one that is
     bool succeeded = false;                             ///< its workers
@@ -76,6 +77,7 @@ class JobSimulation {
   void deliver(Id id);
   void beat(Id id);
   void hear(Id id, const CoordinatorMessage& message);
+  void wait_for_disk(Id id, int round);
   void start_workers(Id id, int round);
   void fail_workers(Id id, int round);
   void decline(Id id, int round);
@@ -87,9 +89,10 @@ class JobSimulation {
 
   std::mt19937 random_;
   std::vector<std::string>* trace_;
-  unsigned failures_;  ///< of a node's rounds, in percent
-  unsigned in_place_;  ///< of the failures: after which the other workers could go on
-  unsigned unable_;    ///< of the nodes: to continue in a round in place, in percent
+  unsigned failures_;    ///< of a node's rounds, in percent
+  unsigned in_place_;    ///< of the failures: after which the other workers could go on
+  unsigned unable_;      ///< of the nodes: to continue in a round in place, in percent
+  unsigned dead_disks_;  ///< of the starts: the program's disk does not answer, in percent
   unsigned longest_round_ms_;
   Time now_ = Time() + std::chrono::hours(1), start_ = now_;
   Time calm_;           ///< from then on nothing goes wrong

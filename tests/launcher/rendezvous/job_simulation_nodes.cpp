@@ -164,15 +164,22 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
       throw BrokenPromise("a start while workers of another round live");
     if (node.honest && node.running && *node.running >= start->number)
       throw BrokenPromise("a round in place that is not newer than the workers' own");
-    say(id, Beat{.begun = start->number, .running = start->number});
+    say(id, Beat{.begun = start->number});
     node.optional = start->in_place && (node.optional || !node.running);
+    node.waits_in.reset();
     if (node.running && (node.succeeded || chance(unable_))) return decline(id, start->number);
+    if (now_ < calm_ && (!node.running || node.lacks_worker) && chance(dead_disks_)) {
+      node.waits_in = start->number;
+      return wait_for_disk(id, start->number);
+    }
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
+    node.waits_in.reset();
     end_workers(id, stop->round);
   } else if (const auto* drained = std::get_if<Drained>(&message)) {
     const int round = drained->round;
     node.optional = true;
+    node.waits_in.reset();
     say(id, Leave{SIGTERM});
     after(up_to(60), [this, id, round] {
       nodes_.at(id).running.reset();
@@ -185,12 +192,28 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
         !node.optional)
       throw BrokenPromise("the job has succeeded while workers run");
     node.running.reset();
+    node.waits_in.reset();
     after(up_to(20), [this, id] { hang_up(id); });
   }
 }
 
+/// For the disk with its program, until the others go on without this node.
+void JobSimulation::wait_for_disk(Id id, int round) {
+  after(Milliseconds(20), [this, id, round] {
+    Node& node = nodes_.at(id);
+    if (!node.alive || node.waits_in != round) return;
+    if (now_ >= calm_ || chance(5)) {
+      node.waits_in.reset();
+      return start_workers(id, round);
+    }
+    say(id, Drain{0, node.join.id, "the disk does not answer"});
+    wait_for_disk(id, round);
+  });
+}
+
 /// Or, of a round in place, those that were lost.
 void JobSimulation::start_workers(Id id, int round) {
+  say(id, Beat{.running = round});
   nodes_.at(id).running = round;
   nodes_.at(id).lacks_worker = nodes_.at(id).succeeded = false;
   after(Milliseconds(1) + up_to(longest_round_ms_), [this, id, round] {
