@@ -418,9 +418,11 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   CHECK((weights(whole) == weights(killed)));
 }
 
-TEST_CASE("a drained node whose ranks move to a spare costs no step", "[training]") {
+TEST_CASE("a drained node costs no step, whether a spare takes its ranks or all start again", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
+  const bool in_place = GENERATE(true, false);  // else all save, and start again without it
+  CAPTURE(in_place);
   const auto control = [&](Command command) {
     command.env["DDPRUN_CONTROL_DIR"] = (dir.path() / "control").string();
     command.env["OMP_NUM_THREADS"] = "1";  // all nodes are this host, and each would use all its cores
@@ -428,6 +430,7 @@ TEST_CASE("a drained node whose ranks move to a spare costs no step", "[training
   };
   const auto add_node = [&](NodeJob& nodes, const fs::path& out) {
     auto command = recovering(1, out, {"--epochs=8"});
+    if (!in_place) std::erase(command.argv, "--recover=rank");
     const auto flags =
         nodes.flags({"--nnodes=2", "--spares=1",
                      "--events-json=" + events_of(out.string() + std::to_string(nodes.size())).string()});
@@ -446,9 +449,14 @@ TEST_CASE("a drained node whose ranks move to a spare costs no step", "[training
       add_node(*job, out);
       REQUIRE(wait_until([&] { return count_of("standing by", job->node(2).err()) > 0; }));
       REQUIRE(job->node(0).wait_for_output("Loss: ", 20));
-      const Finished drain(control({{DDPCTL_PROGRAM, "drain", "1", std::to_string(job->node(0).pid())}, {}}));
-      CAPTURE(drain.out, drain.err);
-      REQUIRE(drain.status == ExitStatus::exited(0));
+      if (in_place) {
+        const Finished drain(
+            control({{DDPCTL_PROGRAM, "drain", "1", std::to_string(job->node(0).pid())}, {}}));
+        CAPTURE(drain.out, drain.err);
+        REQUIRE(drain.status == ExitStatus::exited(0));
+      } else {
+        job->node(1).send_signal(SIGTERM);
+      }
       CHECK(job->node(1).wait(kTraining) == ExitStatus::exited(0));
       CHECK(job->node(0).out().find("Train Epoch: 8") == std::string::npos);  // it has left in the middle
     }
@@ -458,7 +466,7 @@ TEST_CASE("a drained node whose ranks move to a spare costs no step", "[training
   const std::string out = nodes.node(0).out();
   CAPTURE(out, nodes.node(0).err(), nodes.node(1).err(), nodes.node(2).err());
   CHECK(count_of("has left the job, which goes on without it", nodes.node(1).err()) == 1);
-  CHECK(count_of("resumed from ", out) == 0);  // rank 0 has not started again
+  CHECK(count_of("resumed from ", out) == (in_place ? 0 : 1));  // whether rank 0 has started again
   CHECK(losses_of(out) == losses_of(undisturbed.node(0).out()));
   CHECK(count_of("Loss: ", out) == count_of("Loss: ", undisturbed.node(0).out()));  // none again
   CHECK((weights(whole) == weights(drained)));

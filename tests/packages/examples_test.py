@@ -38,6 +38,26 @@ class Examples(unittest.TestCase):
             self.assertRegex(line, r"# about \d+( to \d+)? minutes: ")
             self.assertTrue((SOURCE / script).is_file(), script)
 
+    def test_the_readme_and_a_version_in_the_changelog_stay_short(self):
+        self.assertLessEqual(len(README.splitlines()), 110)
+        versions = re.split(r"^## ", (SOURCE / "CHANGELOG.md").read_text(), flags=re.M)[1:]
+        self.assertLessEqual(max(len(version.splitlines()) for version in versions), 60)
+
+    def test_the_index_leads_to_the_answers_of_five_questions(self):
+        """Each within two hops, and within 300 words from where its link leads."""
+        index = (SOURCE / "docs/index.md").read_text()
+        for row, answer in (("two machines or more", "--rdzv-endpoint"), ("why it hangs", "ddpctl stacks"),
+                            ("own distributed program in C++", "ddprun::run"), ("flags resume a training", "--resume"),
+                            ("when a GPU is lost", "CUDA_VISIBLE_DEVICES")):
+            [line] = [line for line in index.splitlines() if row in line]
+            page, _, anchor = re.search(r"\]\(([^)]*)\)", line).group(1).partition("#")
+            text = (SOURCE / "docs" / page).read_text()
+            if anchor:
+                heading = next(heading for heading in re.findall(r"^#+ .*$", text, re.M)
+                               if re.sub(r"[^a-z0-9 -]", "", heading.lstrip("# ").lower()).replace(" ", "-") == anchor)
+                text = text[text.index(heading):]
+            self.assertIn(answer, " ".join(text.split()[:300]), line)
+
     def test_every_public_header_is_in_the_index(self):
         listing = (SOURCE / "worker/ddprun/runtime.h").read_text()
         headers = re.findall(r"^#include <ddprun/(.*)>", listing, re.M)
