@@ -130,6 +130,16 @@ TEST_CASE("cifar10's predicted classes of a data set's pictures are those of --e
   CHECK_THAT(evaluated.out(),
              ContainsSubstring(
                  "Accuracy: " + std::to_string(right_ones(predictions_in(out), images.labels_N)) + "/30"));
+  // A folder and a file; and the run brings the shape of its model.
+  const auto both = dir.path() / "both";
+  auto of_both = run_worker({"cifar10", "--predict", (dir.path() / "pictures").string(),
+                             (dir.path() / "pictures/0000.png").string(), "--checkpoint", run.string(),
+                             "--out", both.string()});
+  REQUIRE(of_both.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(predictions_in(both).size() == 31);
+  CHECK_FALSE(fs::is_empty(both / "pictures"));
+  auto resumed = run_worker({"cifar10", "--resume", run.string(), data, "--epochs=2"});
+  CHECK(resumed.wait(kTraining) == ExitStatus::exited(0));
 }
 
 TEST_CASE("linear's predicted probabilities are the sigmoid of the row's score", "[predict]") {

@@ -89,8 +89,11 @@ def check_checkpoint(path):
     """Python's torch.load reads it, where there is one; else it is at least the zip file that torch.load expects."""
     python = os.environ.get("DDPRUN_TEST_PYTHON")
     if python:
-        script = f"import torch; c = torch.load({str(path)!r}); print(c['epoch'], *map(tuple, map(torch.Tensor.size, c['model'].values())))"
-        assert run(python, "-c", script) == "4 (64, 2) (64,) (2, 64) (2,)\n"
+        script = f"import torch; c = torch.load({str(path)!r}); print(*c); print(c['epoch'], *map(tuple, map(torch.Tensor.size, c['model'].values())))"
+        keys, shapes = run(python, "-c", script).splitlines()
+        assert shapes == "4 (64, 2) (64,) (2, 64) (2,)"
+        page = (SOURCE / "docs/runtime/own_program.md").read_text().partition("| key | value |")[2].partition("\n\n")[0]
+        assert set(keys.split()) == {key for row in page.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}, keys
     else:
         assert "archive/data.pkl" in zipfile.ZipFile(path).namelist()
 

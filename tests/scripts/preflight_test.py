@@ -2,7 +2,7 @@
 
 The nodes of a job are all on this machine, where they meet at a port of 127.0.0.1.
 
-usage: preflight_test.py DDPRUN FOLDER_OF_FAKE_NVML
+usage: preflight_test.py DDPRUN FOLDER_OF_FAKE_NVML LIBRARY_THAT_SETS_THE_CLOCK_BACK
 """
 import os
 import pathlib
@@ -18,6 +18,7 @@ from waiting import wait_for
 
 DDPRUN = str(pathlib.Path(sys.argv[1]).resolve())
 NVML = {"LD_LIBRARY_PATH": str(pathlib.Path(sys.argv[2]).resolve())}
+SET_BACK = {"LD_PRELOAD": str(pathlib.Path(sys.argv[3]).resolve())}  # by an hour, a second after the start
 SLEEP = f"sleep 1{os.getpid()}"  # no other process has these words
 WORKER = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
 # A node that stays out has to find the coordinator before the job is over.
@@ -276,6 +277,17 @@ class SeveralNodes(Preflight):
         jobs = [self.node("--nnodes=2", "--preflight=clock", host=i == 0) for i in range(2)]
         self.assertEqual([self.end_of(job)[0] for job in jobs], [0, 0])
 
+    def test_a_node_whose_clock_is_wrong_stays_out(self):
+        if subprocess.run([DDPRUN, "--version"], env={**os.environ, **SET_BACK}, capture_output=True).returncode != 0:
+            self.skipTest("a sanitizer's library has to be loaded first")
+        late = self.node("--nnodes=2", "--preflight=clock", host=False, **SET_BACK)
+        time.sleep(2.5)  # it waits for the coordinator
+        host = self.node("--nnodes=2", "--preflight=clock", "--join-timeout=60", host=True)
+        code, out, err = self.end_of(late)
+        self.assertEqual((code, out), (125, ""), err)
+        self.assertRegex(err, r"its clock is 3[56]\d\d s behind the coordinator's")
+        self.assertEqual(self.end_of(host)[:2], (125, ""))
+
 
 class Exclude(Preflight):
     def test_an_excluded_node_does_not_join(self):
@@ -329,4 +341,4 @@ class Exclude(Preflight):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
