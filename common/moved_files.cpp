@@ -113,7 +113,7 @@ bool move_back(const fs::path& from, const fs::path& to, const fs::path& last) {
 
 fs::path link_above(const fs::path& folder, const fs::path& file) {
   for (auto in = file.parent_path(); !in.empty(); in = in.parent_path())
-    if (fs::is_symlink(folder / in) && is_there(folder / file)) return folder / in;
+    if (fs::is_symlink(folder / in)) return folder / in;
   return {};
 }
 

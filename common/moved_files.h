@@ -17,7 +17,8 @@ std::vector<std::filesystem::path> folder_entries(const std::filesystem::path& f
 bool leads_into(const std::filesystem::path& path, const std::filesystem::path& folder,
                 const std::string& beginning);
 
-/// A link in place of a folder that has the file; empty: there is none. Others may use what it leads to.
+/// A link in place of a folder in which the file would be; empty: there is none. Others may use what it leads
+/// to.
 ///
 /// file  relative to the folder
 std::filesystem::path link_above(const std::filesystem::path& folder, const std::filesystem::path& file);

@@ -364,7 +364,8 @@ class NodeSupervisor : public Supervisor {
       record_.message = end.reason;
       record_.outcome = AllSucceeded{};
     }
-    if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = EndedByPeers{end.reason};
+    if ((record_.attempts.empty() || stays_out_) && end.exit_code != 0)
+      record_.outcome = EndedByPeers{end.reason};
     return {end.exit_code, std::nullopt};
   }
 
@@ -443,8 +444,13 @@ class NodeSupervisor : public Supervisor {
 
   /// While workers run: leads a round in place on request. True once it begins.
   bool begins_round() override {
-    while (const auto lead = link().take_lead())
-      this->lead(*lead, std::nullopt);  // rank 0 may still listen on the last one
+    while (link().has_lead()) {
+      const auto news = std::get<CoordinatorMessage>(*link().next());
+      // A round that is already over here, though the coordinator knows that this node has heard of it.
+      if (const auto* start = std::get_if<Start>(&news)) membership_.take(*start, Clock::now());
+      if (const auto* lead = std::get_if<Lead>(&news))
+        this->lead(*lead, std::nullopt);  // rank 0 may still listen on the last one
+    }
     const auto* message = link().peek();
     const auto* start = message == nullptr ? nullptr : std::get_if<Start>(message);
     return start != nullptr && start->in_place && start->number > started_;

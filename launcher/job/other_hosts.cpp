@@ -67,7 +67,8 @@ asio::awaitable<RunResult> supervise_with_hosts(Job& job, RemoteHosts& hosts, No
   if (thrown) std::rethrow_exception(thrown);
   if (goes_on_without_this && first_code) {
     result = RunResult{*first_code, std::nullopt};
-    if (*first_code == 0 && stayed_out) record.outcome = AllSucceeded{};
+    if (*first_code == 0 && (stayed_out || std::holds_alternative<StartFailed>(record.outcome)))
+      record.outcome = AllSucceeded{};
   }
   co_return result;
 }

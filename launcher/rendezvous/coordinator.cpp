@@ -58,8 +58,9 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   if (const auto earlier = by_id_.find(join.id); earlier != by_id_.end())
     expel(earlier->second, "its ddprun has connected again", now);
   if (ended_) return dismiss(id, last_word(/*stood_by=*/false));
-  if (drained_ids_.contains(join.id))
-    return dismiss(id, Drained{std::max(round_, 0), "node " + describe_node(join, address) + " is drained"});
+  if (const auto drained = drained_ids_.find(join.id); drained != drained_ids_.end())
+    return dismiss(id, Drained{std::max(round_, 0), "node " + describe_node(join, address) + " is drained",
+                               /*replaced=*/false, /*failed=*/drained->second});
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason, /*other_job=*/has_other_run_id(settings_, join)});
   if (!join.unfit.empty()) return keep_out(id, join, address);
@@ -190,7 +191,12 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
 
 /// It ends, and takes part in no round any more, with this coordinator or another.
 void Coordinator::give_up_vote(NodeId id) {
-  left_ += static_cast<int>(std::erase(voters_, id));
+  const auto erased = std::erase(voters_, id);
+  const auto node = nodes_.find(id);
+  const bool is_own =
+      !settings_.own_id.empty() && node != nodes_.end() && node->second.join.id == settings_.own_id;
+  if (!is_own)
+    left_ += static_cast<int>(erased);  // whoever loses the coordinator does not count its node anyway
   for (auto& [superseded, former] : former_voters_) std::erase(former, id);
   gone_.insert(id);
   // Should the coordinator be lost before the next round, the others must not wait for this node.

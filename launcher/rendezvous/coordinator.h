@@ -285,7 +285,8 @@ class Coordinator {
   std::optional<Draining> draining_;    ///< one node at a time
   int kept_in_ = -1;                    ///< the last round in which a drained node was to keep its ranks
   int drained_in_ = -1;                 ///< the round that the drained node's workers were in
-  std::set<std::string> drained_ids_;   ///< of nodes that must not come back
+  std::map<std::string, bool>
+      drained_ids_;  ///< of nodes that must not come back; and whether they have failed
   std::vector<std::pair<std::string, std::string>> drains_;
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<End> ended_;

@@ -34,6 +34,10 @@ void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
     dismiss(asker, Drained{round_, reason, /*replaced=*/true, failed});
     return remove(nodes_.find(asker), reason, now);
   }
+  // Another one's workers are held back only until all are in the round with its spare: this one never comes.
+  const auto others = [&](NodeId member) { return member != asker && has_state(member); };
+  if (failed && draining_ && draining_->spare && std::ranges::any_of(members_, others))
+    tell_drained(/*replaced=*/true);
   const auto found = failed ? std::vector{asker} : nodes_called(wish.node);
   auto [text, passes] = drain_problem(wish.node, found, failed);
   const bool accepted = text.empty();
@@ -60,7 +64,8 @@ bool Coordinator::goes_on_without(NodeId id) const {
       std::ranges::count_if(members_, [this](NodeId member) { return runs_in_round(member); }));
   const std::size_t needed = elastic() ? static_cast<std::size_t>(settings_.min_nodes) : members_.size();
   return phase_ == Phase::kRunning && unfinished_ == members_.size() && !runs_in_round(id) && running > 0 &&
-         nodes_.at(id).state == State::kInRound && running + ready_ + (takes_ranks(id) ? 1 : 0) >= needed;
+         nodes_.at(id).state == State::kInRound &&
+         running + ready_ + (takes_ranks(id) && !draining_->failed ? 1 : 0) >= needed;
 }
 
 std::vector<Coordinator::NodeId> Coordinator::nodes_called(const std::string& wanted) const {
@@ -131,7 +136,7 @@ std::string Coordinator::begin_drain(NodeId id, const std::string& problem, Time
   const State before = std::exchange(node.state, State::kLeaving);
   draining_ =
       Draining{id, problem.empty() ? name + " is drained" : why_it_leaves(name, problem), !problem.empty()};
-  if (!node.join.id.empty()) drained_ids_.insert(node.join.id);
+  if (!node.join.id.empty()) drained_ids_[node.join.id] = draining_->failed;
   const bool stands_by = before == State::kReady && std::ranges::count(members_, id) == 0;
   if (before == State::kReady) --ready_;
   if (before == State::kReady || phase_ == Phase::kStopping) {
@@ -151,7 +156,7 @@ std::string Coordinator::begin_drain(NodeId id, const std::string& problem, Time
   for (const auto& [other, each] : nodes_)
     if (each.state == State::kReady && (next == nullptr || each.order < next->order)) next = &each;
   stop_round(draining_->reason, std::chrono::milliseconds(0));
-  return name + " is drained; all workers get SIGTERM, and restart " +
+  return draining_->reason + "; all workers get SIGTERM, and restart " +
          (next == nullptr
               ? "without it, on " + std::to_string(staying()) + (staying() == 1 ? " node" : " nodes")
               : "with node " + describe_node(next->join, next->address) + " in its place");
@@ -190,9 +195,11 @@ bool Coordinator::keep_ranks(NodeId lost, const std::string& reason) {
   if (!takes_ranks(lost)) return false;
   const NodeId id = undo_drain(lost);
   const Join& join = nodes_.at(id).join;
-  lead_round(reason + "; node " + describe_node(join, nodes_.at(id).address) + " keeps its ranks");
+  const std::string text =
+      reason + "; node " + describe_node(join, nodes_.at(id).address) + " keeps its ranks";
+  lead_round(text);
   kept_in_ = round_;
-  drains_.emplace_back(join.node, in_place_);
+  drains_.emplace_back(join.node, text);
   return true;
 }
 

@@ -74,15 +74,11 @@ const CoordinatorMessage* NodeLink::peek() const {
   return news_.empty() ? nullptr : std::get_if<CoordinatorMessage>(&news_.front());
 }
 
-std::optional<Lead> NodeLink::take_lead() {
-  for (auto news = news_.begin(); news != news_.end(); ++news) {
-    const auto* message = std::get_if<CoordinatorMessage>(&*news);
-    if (message == nullptr || !std::holds_alternative<Lead>(*message)) continue;
-    const Lead lead = std::get<Lead>(*message);
-    news_.erase(news_.begin(), news + 1);
-    return lead;
-  }
-  return {};
+bool NodeLink::has_lead() const {
+  return std::ranges::any_of(news_, [](const CoordinatorEvent& news) {
+    const auto* message = std::get_if<CoordinatorMessage>(&news);
+    return message != nullptr && std::holds_alternative<Lead>(*message);
+  });
 }
 
 std::optional<EndedByPeers> NodeLink::end_reason() const {

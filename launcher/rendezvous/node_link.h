@@ -82,8 +82,8 @@ class NodeLink {
   /// The next message, which remains queued; null: none, or the coordinator is lost.
   const CoordinatorMessage* peek() const;
 
-  /// The next Lead, wherever in the queue: the round before it, if that is queued, does not begin any more.
-  std::optional<Lead> take_lead();
+  /// Whether a Lead is queued, perhaps behind a Start that it supersedes.
+  bool has_lead() const;
 
   /// Why this node's workers must end, if a queued event says so.
   std::optional<EndedByPeers> end_reason() const;

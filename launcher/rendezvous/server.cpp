@@ -216,7 +216,8 @@ void CoordinatorServer::deliver() {
     for (const auto& [id, connection] : std::map(connections_)) connection->finish(kRefusalTimeout);
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
   if (on_change_) on_change_();
-  if (all_gone() && on_all_gone_) on_all_gone_();
+  // A node of ours that takes no part any more hears of the end only here.
+  if ((all_gone() || coordinator_.ended()) && on_all_gone_) on_all_gone_();
 }
 
 }  // namespace ddprun::launcher

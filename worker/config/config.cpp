@@ -88,12 +88,19 @@ Command make_program(const Words& known) {
   return command;
 }
 
+/// The value of a flag, before it is known which flags there are; empty: not given.
+std::string value_of(const std::string& flag, const std::vector<std::string>& words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i].starts_with(flag + "=")) return words[i].substr(flag.size() + 1);
+    if (words[i] == flag && i + 1 < words.size()) return words[i + 1];
+  }
+  return "";
+}
+
 /// The file of a --config at the beginning of the words, or empty.
 std::string leading_config(const std::vector<std::string>& words) {
-  const std::string flag = "--config";
-  if (words.empty()) return "";
-  if (words[0].starts_with(flag + "=")) return words[0].substr(flag.size() + 1);
-  return words[0] == flag && words.size() > 1 ? words[1] : "";
+  const bool leads = !words.empty() && (words[0] == "--config" || words[0].starts_with("--config="));
+  return leads ? value_of("--config", words) : "";
 }
 
 /// The run that the command replaces; empty: none.
@@ -114,7 +121,8 @@ void refuse_task_after_flags(const std::vector<std::string>& words, const Words&
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
-    const auto found = train::where_set_aside(file).string();
+    const bool overwrites = std::ranges::count(words, "--overwrite") > 0;
+    const auto found = train::where_set_aside(file, overwrites ? value_of("--out", words) : "").string();
     const auto given = for_flag("--config", [&] { return settings::top_level_text(found, "task"); });
     name = given.text, place = given.source;
     if (name.empty())

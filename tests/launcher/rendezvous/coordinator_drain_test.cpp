@@ -458,6 +458,56 @@ TEST_CASE("a drained node keeps its ranks until all workers are in the round wit
   }
 }
 
+const Drain kCannotStart{0, "", "train: the disk does not answer"};
+
+TEST_CASE("two nodes whose workers cannot start leave one after the other", "[drain]") {
+  auto settings = job(3, 3, 3);
+  settings.spares = 2;
+  settings.in_place = true;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b", "x"});
+  for (const auto id : {1, 2, 3})
+    rig.say(static_cast<CoordinatorRig::Id>(id), rig.beat_of(static_cast<CoordinatorRig::Id>(id)));
+  const auto s1 = rig.join("s1"), s2 = rig.join("s2");
+  rig.stuck = {2, 3};  // both have lost a worker, and wait for the disk in a round in place
+  rig.say(2, Failed{0, WorkerFailed{ExitStatus::killed(9)}, "killed", /*in_place=*/true});
+  rig.obey();
+  rig.say(1, rig.beat_of(1));
+  rig.say(2, kCannotStart);
+  rig.obey();
+  for (const auto id : {CoordinatorRig::Id{1}, s1}) rig.say(id, rig.beat_of(id));
+  CHECK(rig.count<Drained>(2) == 0);  // the third one is not in the round
+  rig.say(3, kCannotStart);
+  CHECK(rig.last<Drained>(2).failed);
+  leave(rig, 2);
+  rig.say(3, kCannotStart);
+  rig.obey();
+  for (const auto id : {CoordinatorRig::Id{1}, s1, s2}) rig.say(id, rig.beat_of(id));
+  CHECK(rig.last<Drained>(3).failed);
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a spare that cannot start its workers stays if the node that it replaces cannot either",
+          "[drain]") {
+  auto settings = with_spare(true);
+  settings.restarts.max_restarts = 1;
+  TwoNodes rig(settings);
+  const auto spare = rig.join("c");
+  rig.stuck = {rig.b, spare};
+  rig.say(rig.b, Failed{0, WorkerFailed{ExitStatus::killed(9)}, "killed", /*in_place=*/true});
+  rig.obey();
+  rig.say(rig.a, rig.beat_of(rig.a));
+  rig.say(rig.b, kCannotStart);
+  rig.obey();
+  rig.say(rig.a, rig.beat_of(rig.a));
+  rig.say(spare, kCannotStart);
+  CHECK(rig.count<Drained>(spare) == 0);
+  rig.say(rig.b, kCannotStart);
+  CHECK(rig.count<Drained>(rig.b) == 0);
+  CHECK(rig.round_of(spare) == 2);
+  CHECK_FALSE(rig.ended());
+}
+
 TEST_CASE("a node is drained in the middle of a restart", "[drain]") {
   auto settings = job(1, 3, 1);
   settings.restarts.backoff = 2s;

@@ -54,7 +54,7 @@ void put_back(const fs::path& folder) {
   if (aside.empty()) return;
   const auto refuse = [&](const fs::path& path, const std::string& why) {
     throw IoError(path, why + "; the run in " + folder.string() + " was moved to " + aside.string() +
-                            " by an --overwrite that was interrupted, and cannot move back");
+                            " by an --overwrite that was interrupted, and cannot move back now");
   };
   put_back(aside);  // an --overwrite there may have been killed, too
   const auto other = lock == nullptr ? nullptr : lock_folder(aside);
@@ -256,9 +256,11 @@ fs::path where_set_aside(const fs::path& path, const fs::path& overwritten) {
       const RunFolder folder(run);
       if (folder.replaced().empty()) continue;
       const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
-      const auto aside = inside == "." ? folder.replaced() : folder.replaced() / inside;
+      const bool overwrites = !overwritten.empty() && fs::equivalent(run, overwritten, error);
+      const auto replaced = folder.replaced(/*first=*/overwrites);  // others were interrupted since
+      const auto aside = inside == "." ? replaced : replaced / inside;
       bool is_here;
-      if (!overwritten.empty() && fs::equivalent(run, overwritten, error))
+      if (overwrites)
         is_here = fs::exists(run / "summary.json", error);  // it has ended, without checkpoints
       else if (inside != ".")
         is_here = fs::exists(path, error) && !fs::is_empty(path, error);  // best/ may be left empty

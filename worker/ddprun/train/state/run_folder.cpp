@@ -189,8 +189,9 @@ fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwr
     if (!is_ours || all.contains(file) || all.contains(shards)) all.insert({file, shards});
   }
   for (const auto& name : all)
-    if (const auto link = link_above(folder_, name); !link.empty())
-      throw IoError(link, "is a link, behind which --overwrite moves nothing; move it, or use another --out");
+    if (const auto link = (overwrites || is_checkpoint(name)) ? link_above(folder_, name) : fs::path();
+        !link.empty() && is_there(folder_ / name))
+      throw IoError(link, "is a link, behind which nothing is moved; move it, or use another --out");
   if (identity_.run.empty() || !overwrites) return move_to("earlier", std::move(all));
   set_aside_ = true;
   save(/*required=*/true);  // before anything is moved

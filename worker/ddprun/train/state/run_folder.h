@@ -50,9 +50,9 @@ class RunFolder {
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
-  /// The folder of the run that this one replaces, until it has a checkpoint; empty: none.
-  std::filesystem::path replaced() const {
-    return replaced_.empty() ? std::filesystem::path() : folder_ / replaced_.back();
+  /// The folder of the last (or first) run that this one replaces, until it has a checkpoint; empty: none.
+  std::filesystem::path replaced(bool first = false) const {
+    return replaced_.empty() ? "" : folder_ / (first ? replaced_.front() : replaced_.back());
   }
   /// The limits within which a run without last.pt, which would say so, has ended; empty: it goes on.
   const std::string& ended_within() const { return ended_within_; }

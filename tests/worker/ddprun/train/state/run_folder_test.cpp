@@ -183,7 +183,10 @@ TEST_CASE("what a link in the place of any folder of a run leads to stays", "[ru
     fs::rename(aside / "best", kept);
     fs::create_directory_symlink(kept, aside / "best");
     const auto before = files_in(aside);
+    const bool is_away = GENERATE(false, true);  // the disk
+    if (is_away) fs::rename(kept, safe.path() / "away");
     save(folder, "last.pt", 1);
+    if (is_away) fs::rename(safe.path() / "away", kept);
     CHECK(files_in(aside) == before);
   }
   CHECK(fs::exists(kept / "config.json"));
