@@ -249,7 +249,7 @@ void visit(auto& fields, Summary& summary) {
 void visit(auto& fields, Drain& drain) {
   fields.integer("request", drain.request, 0, INT_MAX);
   fields.text("node", drain.node, kMaxName);
-  fields.optional_text("problem", drain.problem, kMaxText);
+  fields.optional_text("problem", drain.problem, kMaxName);
 }
 
 void visit(auto& fields, Waiting& waiting) {

@@ -37,6 +37,7 @@ std::vector<NodeMessage> node_messages() {
           Ended{1, {2, 300, true}},
           Ended{1, {}, true},
           Drain{7, "n2"},
+          Drain{0, "n2", "train: the disk does not answer"},
           Leave{2},
           Summary{3, R"({"rank": 4, "state": "running"})"},
           Beat{},
@@ -51,6 +52,7 @@ std::vector<CoordinatorMessage> coordinator_messages() {
           Refused{"node rank 1 is taken"},
           DrainAnswer{7, true, "node n2 leaves the job; it was standing by"},
           Drained{5, "node n2 is drained", true},
+          Drained{5, "node n2 leaves the job: train: the disk does not answer", false, true},
           Lead{5},
           Start{.number = 1,
                 .group_rank = 2,
@@ -131,9 +133,9 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
       const std::set<std::string> may_be_missing = {
-          "type",        "node_rank",   "summary_ms",      "silent_ms", "dump_stacks",
-          "unknown_ms",  "hands_over",  "former_pause_ms", "epoch",     "step",
-          "starts_over", "user_signal", "begun",           "drained"};
+          "type",       "node_rank",       "summary_ms", "silent_ms", "dump_stacks", "unknown_ms",
+          "hands_over", "former_pause_ms", "epoch",      "step",      "starts_over", "user_signal",
+          "begun",      "drained",         "problem",    "failed"};
       if (may_be_missing.contains(field)) continue;
       json without = object;
       without.erase(field);
