@@ -518,6 +518,40 @@ TEST_CASE("a node whose program's disk does not answer at a restart is lost for 
   CHECK_THAT(nodes.node(1 - lost).err(), ContainsSubstring(reason));
 }
 
+TEST_CASE("a coordinator whose node has left ends with the job, though another ddprun is stopped",
+          "[stalled]") {
+  const DeadDisk disk;
+  const auto here = disk.folder.path() / "worker", there = disk.path / "worker",
+             end = disk.folder.path() / "end";
+  const std::string gone = disk.path.string() + ".gone";
+  for (const auto& program : {here, there})
+    write_program(program,
+                  "#!/bin/sh\necho ready $TORCHELASTIC_RESTART_COUNT\n"
+                  "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then\n[ $ME = 0 ] || exec sleep 300\nuntil [ -e " +
+                      gone +
+                      " ]; do sleep 0.05; done; exit 1\nfi\n[ $ME = 1 ] || exec sleep 300\nuntil [ -e " +
+                      end.string() + " ]; do sleep 0.05; done; exit 7\n");
+  NodeJob nodes;
+  for (int i = 0; i < 3; ++i) {
+    Command command = ddprun_command(
+        nodes.flags({"--nnodes=1:3", "--last-call=600", "--node-timeout=2", "--max-restarts=1", "--no-python",
+                     std::string("--rdzv-conf=is_host=") + (i == 0 ? "1" : "0")}));
+    command.argv.push_back(i == 0 ? there : here);
+    command.env["ME"] = std::to_string(i);
+    nodes.add(i == 0 ? disk.on(command) : command);
+  }
+  for (const std::size_t i : {0U, 1U, 2U}) REQUIRE(nodes.node(i).wait_for_output("ready 0"));
+  disk.go();
+  REQUIRE(wait_until([&] { return count_of("it has the job's coordinator", nodes.node(0).err()) == 1; }));
+  REQUIRE(nodes.node(1).wait_for_output("ready", 3));
+  nodes.node(2).send_signal(SIGSTOP);
+  std::ofstream(end).close();
+  CHECK(nodes.node(0).wait(std::chrono::seconds(20)) == ExitStatus::exited(7));
+  CHECK(nodes.node(1).wait() == ExitStatus::exited(7));
+  nodes.node(2).send_signal(SIGCONT);
+  CHECK(nodes.node(2).wait() == ExitStatus::exited(7));
+}
+
 TEST_CASE("a job waits at a restart for the disk of its program where no other node can go on", "[stalled]") {
   const DeadDisk disk;
   const std::string count = GENERATE("2", "1:2");
