@@ -313,6 +313,7 @@ TEST_CASE("ddpctl stop ends the whole job while a node is being drained", "[drai
   job.start("");
   job.start("");
   job.start("begin ");
+  for (std::size_t node = 0; node < 3; ++node) REQUIRE(job.nodes.node(node).wait_for_output("begin "));
   CHECK(job.ctl(0, {"drain", "1"}).status == ExitStatus::exited(0));
   for (std::size_t node = 0; node < 3; ++node) REQUIRE(job.nodes.node(node).wait_for_output("saving"));
   CHECK(job.ctl(GENERATE(0U, 1U, 2U), {"stop"}).status == ExitStatus::exited(0));
