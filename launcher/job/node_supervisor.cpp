@@ -376,13 +376,14 @@ class NodeSupervisor : public Supervisor {
     job_.monitor->note_drain(name_of_node(nodes_), drained.reason);
     (drained.failed ? log_error : log_info)(printable(drained.reason) +
                                             ": it has left the job, which goes on without it");
-    record_.outcome = EndedByPeers{drained.reason, false, {}, /*drained=*/true, drained.replaced};
     record_.message = drained.reason;
     RunResult result;
     result.drained = true;
     if (drained.failed) {
       result.exit_code = LaunchError::kOwnFailure;
       record_.outcome = StartFailed{result.exit_code, drained.reason};
+    } else {
+      record_.outcome = EndedByPeers{drained.reason, false, {}, /*drained=*/true, drained.replaced};
     }
     return result;
   }

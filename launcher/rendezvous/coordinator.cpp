@@ -114,7 +114,6 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
   const bool in_round = node.state != State::kReady;
   const bool leaves = node.state == State::kLeaving;
-  const bool takes_ranks = this->takes_ranks(id);
   if (const auto* leading = std::get_if<Leading>(&message)) {
     if (phase_ == Phase::kLeading && leading->round == round_ && id == members_.front())
       begin_round(leading->port, now);
@@ -124,7 +123,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const bool known = failed->in_place && failed->round != round_;
     // ddpctl stop ends the job also while its workers are being stopped, and on a node that is being drained.
     if (std::holds_alternative<SignalReceived>(failed->end) && node.was_in_round) return fail(*failed, now);
-    if (in_round && first && takes_ranks && unfinished_ == members_.size())
+    if (in_round && first && takes_ranks(id) && unfinished_ == members_.size())
       return expel(id, failed->text, now);  // another spare can, or the drained node keeps them
     if (in_round && !leaves && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
@@ -165,7 +164,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
-    if (!elastic() && !leaves && !takes_ranks && is_needed(id))
+    if (!elastic() && !leaves && !takes_ranks(id) && is_needed(id))
       return end(exit_code_of_signal(leave->signal), reason, /*dump_stacks=*/false, leave->signal);
     give_up_vote(id);
     if (leaves) {  // its workers may still save; it says when they have ended
@@ -193,9 +192,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
 void Coordinator::give_up_vote(NodeId id) {
   const auto erased = std::erase(voters_, id);
   const auto node = nodes_.find(id);
-  const bool is_own =
-      !settings_.own_id.empty() && node != nodes_.end() && node->second.join.id == settings_.own_id;
-  if (!is_own)
+  if (node == nodes_.end() || !is_own(node->second))
     left_ += static_cast<int>(erased);  // whoever loses the coordinator does not count its node anyway
   for (auto& [superseded, former] : former_voters_) std::erase(former, id);
   gone_.insert(id);

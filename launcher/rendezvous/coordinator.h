@@ -217,6 +217,7 @@ class Coordinator {
   void tell_drained(bool replaced);
   bool keep_ranks(NodeId lost, const std::string& reason);
   bool has_state(NodeId id) const;
+  bool others_have_state(NodeId id) const;
   void keep_last_state(NodeId lost, const std::string& reason, Time now);
   std::string keep_needed_node(NodeId lost, const std::string& reason);
   NodeId undo_drain(NodeId lost);
@@ -234,6 +235,9 @@ class Coordinator {
   bool in_minority() const;
   /// The job as all its nodes know it, whoever has the coordinator.
   const std::string& job() const { return former_.job.empty() ? settings_.own_id : former_.job; }
+  bool is_own(const Node& node) const {
+    return !settings_.own_id.empty() && node.join.id == settings_.own_id;
+  }
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
   /// How many nodes can have another coordinator: those of an elastic job may wait there for more.
   std::size_t others_needed() const { return elastic() ? 1 : static_cast<std::size_t>(settings_.min_nodes); }

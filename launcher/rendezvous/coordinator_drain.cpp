@@ -35,9 +35,7 @@ void Coordinator::drain(NodeId asker, const Drain& wish, Time now) {
     return remove(nodes_.find(asker), reason, now);
   }
   // Another one's workers are held back only until all are in the round with its spare: this one never comes.
-  const auto others = [&](NodeId member) { return member != asker && has_state(member); };
-  if (failed && draining_ && draining_->spare && std::ranges::any_of(members_, others))
-    tell_drained(/*replaced=*/true);
+  if (failed && draining_ && draining_->spare && others_have_state(asker)) tell_drained(/*replaced=*/true);
   const auto found = failed ? std::vector{asker} : nodes_called(wish.node);
   auto [text, passes] = drain_problem(wish.node, found, failed);
   const bool accepted = text.empty();
@@ -94,7 +92,7 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
             ": expected a node rank, or the JOB that ddpctl ps shows for the node's ddprun"};
   const Node& node = nodes_.at(found.front());
   const std::string name = "node " + describe_node(node.join, node.address);
-  if (!failed && !settings_.own_id.empty() && node.join.id == settings_.own_id)
+  if (!failed && is_own(node))
     return {name + " has the coordinator and cannot be drained: " +
             (settings_.has_successors && (elastic() || !is_needed(found.front()))
                  ? "send SIGTERM to its ddprun instead, and another node takes its place"
@@ -113,10 +111,8 @@ Coordinator::DrainProblem Coordinator::drain_problem(const std::string& wanted,
   const bool works = node.state != State::kReady;
   if (works && phase_ == Phase::kRunning && unfinished_ < members_.size())
     return {"workers have succeeded: the job is about to end"};
-  const auto others = [&](NodeId id) { return id != found.front() && has_state(id); };
   const bool goes_on = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
-  if (works && goes_on && !in_place_.empty() && has_state(found.front()) &&
-      std::ranges::none_of(members_, others))
+  if (works && goes_on && !in_place_.empty() && has_state(found.front()) && !others_have_state(found.front()))
     return {"only the workers of " + name +
                 " have the training's state, since all others have just started; try again in a moment",
             /*passes=*/enough};
@@ -210,16 +206,17 @@ bool Coordinator::has_state(NodeId id) const {
          member->second.running > std::max(member->second.lost_state, first_round_ - 1);
 }
 
+bool Coordinator::others_have_state(NodeId id) const {
+  return std::ranges::any_of(members_, [&](NodeId member) { return member != id && has_state(member); });
+}
+
 /// A member, or one of its workers, is lost while the spare takes over from a node that is being drained. If
 /// only that node's workers have the training's state now, they stay.
 void Coordinator::keep_last_state(NodeId lost, const std::string& reason, Time now) {
   if (!draining_ || draining_->told || !draining_->spare || draining_->spare == lost) return;
   const NodeId spare = *draining_->spare;
   if (!nodes_.contains(spare)) return;
-  const bool is_own =  // the coordinator cannot go
-      !settings_.own_id.empty() && nodes_.at(spare).join.id == settings_.own_id;
-  const auto others = [&](NodeId id) { return id != spare && has_state(id); };
-  if (is_own || std::ranges::any_of(members_, others)) return;
+  if (is_own(nodes_.at(spare)) || others_have_state(spare)) return;  // the coordinator cannot go
   keep_ranks(spare, reason);
   nodes_.at(spare).state = State::kLeaving;  // it has no place in the round
   give_up_vote(spare);

@@ -244,8 +244,8 @@ struct Beat {
   std::optional<int> silent_ms = {};   ///< how long ago the last sign was
   std::optional<int> unknown_ms = {};  ///< for how long nothing has been heard of one of them
   std::optional<int> begun = {};       ///< the node's last round: if it is lost, its next Join names it
-  std::optional<int> running =
-      {};  ///< the last one whose workers the node has started, or which they have joined
+  /// From a node: the last round whose workers it has started, or which they have joined.
+  std::optional<int> running = {};
   bool operator==(const Beat&) const = default;
 };
 

@@ -99,6 +99,7 @@ class CoordinatorServer {
   /// Called after each change.
   void on_change(std::function<void()> callback) { on_change_ = std::move(callback); }
 
+  /// Called when no node is connected any more, and from the job's end on after each change.
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
   /// Called for a node that is being drained, with what becomes of its ranks.
   void on_drain(std::function<void(const std::string& node, const std::string& text)> callback) {
