@@ -116,6 +116,12 @@ setup_etcd() {
   if command -v systemctl >/dev/null; then as_root systemctl disable --now etcd >&2 || true; fi
 }
 
+# Likewise, for the test of packaging/kubernetes/Containerfile (60 MB).
+setup_image_builder() {
+  if command -v buildah >/dev/null && command -v mmdebstrap >/dev/null; then return; fi
+  install_packages buildah mmdebstrap || say "warning: could not install buildah and mmdebstrap; the test of the container image will be skipped"
+}
+
 # Likewise, for the test that looks at the report page. Ubuntu has it only as a snap, which this does not install.
 setup_browser() {
   if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
@@ -254,6 +260,7 @@ setup_packages
 [ "$dev" = no ] || setup_prometheus
 [ "$dev" = no ] || setup_sshd
 [ "$dev" = no ] || setup_etcd
+[ "$dev" = no ] || setup_image_builder
 [ "$dev" = no ] || setup_browser
 [ "$dev" = no ] || setup_doxygen
 [ "$fetch_libtorch" = no ] || setup_libtorch
