@@ -95,6 +95,47 @@ class Etcd:
         return json.loads(text) if text.strip() else None
 
 
+class Cluster(Etcd):
+    """Of three members, each of which can be killed and started again."""
+
+    def __init__(self, folder):
+        self.folder, self.tls = folder, None
+        self.ports, self.peers, self.members = [free_port() for _ in range(3)], [free_port() for _ in range(3)], [None] * 3
+        self.port = ",127.0.0.1:".join(map(str, self.ports))  # of an endpoint that names all
+        for i in range(3):
+            self.start_member(i)
+        wait_for(lambda: self.control("endpoint", "health", check=False).returncode == 0)
+
+    def start_member(self, i):
+        client, peer = f"http://127.0.0.1:{self.ports[i]}", f"http://127.0.0.1:{self.peers[i]}"
+        all_peers = ",".join(f"m{each}=http://127.0.0.1:{port}" for each, port in enumerate(self.peers))
+        with open(self.folder / f"etcd{i}.log", "ab") as log:
+            self.members[i] = subprocess.Popen(
+                ["etcd", "--name", f"m{i}", "--data-dir", self.folder / f"member{i}", "--listen-client-urls", client, "--advertise-client-urls", client,
+                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", all_peers],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def leader(self):
+        """The member that leads the others, as one of those that run says."""
+        ids = {}
+        for i, port in enumerate(self.ports):
+            if self.members[i].poll() is None:
+                done = subprocess.run(["etcdctl", f"--endpoints=127.0.0.1:{port}", "endpoint", "status", "--write-out=json"],
+                                      env={**os.environ, "ETCDCTL_API": "3"}, stdout=subprocess.PIPE, check=True, timeout=30)
+                [status] = json.loads(done.stdout)
+                ids[status["Status"]["header"]["member_id"]] = i
+                leader = status["Status"].get("leader", 0)
+        return ids.get(leader)
+
+    def kill_member(self, i):
+        self.members[i].kill()
+        self.members[i].wait()
+
+    def kill(self):
+        for i in range(3):
+            self.kill_member(i)
+
+
 class Proxy:
     """Passes TCP on to a port, but for the directions that are cut: bytes of those go nowhere."""
 
@@ -647,6 +688,42 @@ class Jobs(unittest.TestCase):
         self.assertEqual([node.wait() for node in nodes], [0, 0])
         found = self.etcd.control("--user=root:secret", "get", "--prefix", "--keys-only", "/")
         self.assertEqual(found.stdout.split(), [])
+
+    # -- an etcd of three members --
+
+    def three_members(self):
+        self.etcd.kill()
+        self.etcd = Cluster(self.folder)
+
+    def test_the_member_that_leads_is_killed(self):
+        self.three_members()
+        first, second = self.two_nodes()
+        self.etcd.kill_member(self.etcd.leader())
+        wait_for(lambda: self.etcd.leader() is not None)
+        time.sleep(2 * NODE_TIMEOUT)  # two of the coordinator's leases
+        self.assertEqual([len(node.begun(2)) for node in (first, second)], [1, 1], first.err())
+        first.process.kill()
+        wait_for(lambda: second.begun(1))
+        third = self.start()
+        wait_for(lambda: len(second.begun(2)) == 2 and third.begun(2))
+        self.go()
+        self.check_ended(second, third)
+
+    def test_a_member_without_the_others_answers_nothing_of_use(self):
+        self.three_members()
+        first, second = self.two_nodes()
+        lost = [i for i in range(3) if i != 1]
+        for i in lost:
+            self.etcd.kill_member(i)
+        wait_for(lambda: "the job goes on, but until etcd answers, no round begins" in first.err())
+        time.sleep(2 * NODE_TIMEOUT)
+        self.etcd.start_member(lost[0])
+        wait_for(lambda: "answers again" in first.err())
+        self.assertEqual([len(node.begun(2)) for node in (first, second)], [1, 1], first.err())
+        first.process.kill()
+        wait_for(lambda: second.begun(1))
+        self.go()
+        self.check_ended(second)
 
 
 class Tls(Jobs):
