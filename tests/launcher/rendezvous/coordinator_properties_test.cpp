@@ -106,8 +106,11 @@ TEST_CASE("where clocks differ by more than is allowed for, jobs end too late, b
   };
   CHECK(broken(25, 0.3) == "a program does not end");  // it waits for --join-timeout, by its clock
   CHECK(broken(25, TakeoverSimulation::kSlowestClock) == "");
-  for (unsigned seed = 1; seed <= kSeeds / 20; ++seed)
-    CHECK(broken(seed, 0.3) != "two coordinators run rounds");
+  for (unsigned seed = 1; seed <= kSeeds / 20; ++seed) {
+    const auto promise = broken(seed, 0.3);
+    CAPTURE(seed, promise);
+    CHECK((promise.empty() || promise == "a program does not end"));
+  }
 }
 
 }  // namespace
