@@ -6,6 +6,7 @@
   tests       the GPU tests
   trainings   every task in every precision, eager beside the CPU and as a CUDA graph beside eager; every optimizer
   faults      a hidden GPU, a missing plug-in, too little memory and a killed rank: one clear line and the right exit code;
+              --preflight=gpus and --gpus beside nvidia-smi;
               a killed rank that is replaced, over Gloo and NCCL: the losses of an undisturbed run
   speed       steps per second of mnist, cifar10 and sam, eager and as a CUDA graph, beside Python's
   launch      from launch to the first step, ddprun and worker beside torchrun and Python
@@ -183,6 +184,17 @@ def replaced_rank(check, backend):
     return "much longer" if longer > 30 else "", f"{longer:.1f} s longer than undisturbed"
 
 
+def gpus_of_nvml(check):
+    """ddprun's preflight and --gpus, whose GPUs are those that nvidia-smi lists from the same library."""
+    uuids = check.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]).stdout.split()
+    ddprun = [check.bundle / "bin/ddprun", "--preflight=gpus"]
+    problem = ended(check.run([*ddprun, f"--nproc-per-node={len(uuids)}", "true"])) or ended(
+        check.run([*ddprun, f"--nproc-per-node={len(uuids) + 1}", "true"]), 125, [f"{len(uuids)} of NVIDIA's GPUs are visible"])
+    chosen = check.run([*ddprun, f"--gpus={uuids[-1]}", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
+    known = chosen.returncode == 0 and chosen.stdout.strip() in (uuids[-1], str(len(uuids) - 1))
+    return problem or ("" if known else f"--gpus={uuids[-1]}: {chosen.stdout}{chosen.stderr}")
+
+
 def check_faults(check):
     def refused(task, code, line, flags, environment):
         done = check.worker(task, "fault", ["--device=cuda", *flags], environment)
@@ -192,7 +204,7 @@ def check_faults(check):
     checks = [("a hidden GPU", lambda: refused("toy", 2, "--device=cuda: expected an NVIDIA GPU", [], {"CUDA_VISIBLE_DEVICES": ""})),
               ("a killed rank", lambda: killed_rank(check)), ("a replaced rank, over gloo", lambda: replaced_rank(check, "gloo"))]
     if check.device == "cuda":
-        checks += [("a replaced rank, over nccl", lambda: replaced_rank(check, "nccl")),
+        checks += [("GPUs as the driver lists them", lambda: gpus_of_nvml(check)), ("a replaced rank, over nccl", lambda: replaced_rank(check, "nccl")),
                    ("a missing plug-in", lambda: refused("toy", 2, "/no/such.so", [], {"DDPRUN_CUDA_PLUGIN": "/no/such.so"})),
                    ("too little memory", lambda: refused("cifar10", 1, "out of memory", ["--batch-size=18432", "--max-steps=1", "--precision=32"],
                                                          {"PYTORCH_CUDA_ALLOC_CONF": few, "PYTORCH_ALLOC_CONF": few}))]
