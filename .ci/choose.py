@@ -61,7 +61,7 @@ ROOMS = [
     (r"launcher/rendezvous/", [r"integration/launcher_(drain|status)", r"etcd$"]),
     (r"launcher/(job/preflight|host/(gpu|nvml))", [r"preflight$"]),
     (r"launcher/job/(node_)?supervisor", [r"integration/launcher_drain", r"etcd$"]),
-    (r"launcher/remote/", [r"network/nodes_ssh"]),
+    (r"launcher/(remote/|cli/mpi)", [r"network/nodes_ssh"]),
     (r"launcher/events/restart_policy", [r"integration/launcher_status"]),
     (r"launcher/ctl/", [r"integration/launcher_ctl", r"top$"]),
     (r"launcher/[^/]+$", [r"integration/launcher_(test|signals)"]),

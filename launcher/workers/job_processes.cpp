@@ -229,7 +229,7 @@ std::vector<pid_t> program_below(pid_t leader, int signal, std::vector<NotAsked>
   }
   // A program that acts on the signal may need what would die of it, such as tee at the end of its pipe.
   const auto acting = [&](pid_t pid) { return acts(pid, signal); };
-  if (std::ranges::any_of(found, acting))
+  if (found.size() > 1 && std::ranges::any_of(found, acting))
     std::erase_if(found, [&](pid_t pid) {
       return pid != leader && !acting(pid) && !is_shell(pid) && would_die_of(pid, signal);
     });

@@ -91,3 +91,22 @@ TEST_CASE("a host of --hosts whose cable is pulled out ends the job, and nothing
   network.mend(1);
   CHECK(wait_until([&] { return sshd.is_idle(); }, 60s));
 }
+
+TEST_CASE("Open MPI's tasks on two hosts are two nodes of one job, whose first host its variables name",
+          "[nodes]") {
+  const Network network(2);
+  const Sshd sshd(network);
+  Command command{{"mpirun.openmpi", "--allow-run-as-root", "-n", "2", "--host",
+                   Network::ipv4(0) + ":1," + Network::ipv4(1) + ":1", "--mca", "plm_rsh_agent", sshd.ssh(),
+                   DDPRUN_PROGRAM, "--nproc-per-node=2", "sh", "-c",
+                   "echo rank $RANK of $WORLD_SIZE, node $GROUP_RANK, on $(hostname), first $MASTER_ADDR."}};
+  if (Child({{"mpirun.openmpi", "--version"}}).wait() == ExitStatus::exited(127)) skip("no mpirun.openmpi");
+  Child job(network.on(0, command));
+  CHECK(job.wait() == ExitStatus::exited(0));
+  CAPTURE(job.out(), job.err());
+  for (const std::string rank : {"0", "1", "2", "3"}) {
+    const std::string node = rank < "2" ? "0" : "1";
+    CHECK_THAT(job.out(), ContainsSubstring("rank " + rank + " of 4, node " + node + ", on h" + node +
+                                            ", first " + Network::ipv4(0) + "."));
+  }
+}
