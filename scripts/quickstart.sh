@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a trained model: installs what is missing, builds, and trains the MNIST CNN on two ranks, one epoch of
 # Fashion-MNIST. About a minute once everything is built. Where there is an NVIDIA driver, it also fetches what a GPU needs
-# (2.6 GB) and builds the CUDA plug-in: the ranks then train on GPUs, over NCCL if each has its own.
+# (a download of 2.2 GB) and builds the CUDA plug-in: the ranks then train on GPUs, over NCCL if each has its own.
 #
 # usage: scripts/quickstart.sh [worker flags, such as --epochs 3]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
