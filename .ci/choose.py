@@ -107,6 +107,7 @@ MORE = [
     (r"tests/support/(fake_cuda|fake_gpu)", [r"integration/training_fake_gpu", r"worker/.*group/cuda_backend"]),
     (r"tests/support/(disk_log|crashed_disk)", [r"integration/power_failure"]),
     (r"tests/support/(golden|run_ranks)|tests/golden/ddp|tests/golden/mnist", [WORKER + r"(ddp|group)/", r"integration/training_test"]),
+    (r"tests/support/flipped_bit", [r"integration/training_recover"]),
     (r"tests/support/", [r"integration/launcher_(test|status|gpus)", r"integration/training_(test|failures)"]),
     (r"tests/integration/(job|node_job)\.h", [r"integration/launcher_"]),
     (r"tests/integration/(training_job|cifar10_files)\.h", [r"integration/(training_|tasks|evaluation|ddp_flags|command_line)"]),

@@ -111,9 +111,10 @@ bool move_back(const fs::path& from, const fs::path& to, const fs::path& last) {
   return all;
 }
 
-fs::path link_above(const fs::path& folder, const fs::path& file) {
-  for (auto in = file.parent_path(); !in.empty(); in = in.parent_path())
-    if (fs::is_symlink(folder / in)) return folder / in;
+fs::path link_above(const fs::path& folder, const fs::path& file, bool is_folder) {
+  std::error_code error;
+  for (auto in = is_folder ? file : file.parent_path(); !in.empty(); in = in.parent_path())
+    if (fs::is_symlink(fs::symlink_status(folder / in, error))) return folder / in;
   return {};
 }
 

@@ -20,8 +20,10 @@ bool leads_into(const std::filesystem::path& path, const std::filesystem::path& 
 /// A link in place of a folder in which the file would be; empty: there is none. Others may use what it leads
 /// to.
 ///
-/// file  relative to the folder
-std::filesystem::path link_above(const std::filesystem::path& folder, const std::filesystem::path& file);
+/// file       relative to the folder
+/// is_folder  the file is itself one
+std::filesystem::path link_above(const std::filesystem::path& folder, const std::filesystem::path& file,
+                                 bool is_folder = false);
 
 /// A name beside the path that is free: last-earlier.pt, last-earlier-v1.pt, ...
 std::filesystem::path free_path(const std::filesystem::path& path, const std::string& addition);

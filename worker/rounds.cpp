@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include <c10/util/ScopeExit.h>
 #include <torch/types.h>
@@ -182,16 +181,12 @@ void put_back_runs(const Config& config, const ddp::ProcessGroup& group) {
     train::put_back_half_replaced(resume);
 }
 
-/// From now on nobody removes a run that was set aside, if it is to be continued or read: the data may take
-/// minutes to load.
-void hold_named_runs(const Config& config) {
-  static std::vector<FolderLock> held;
-  const auto& resume = config.train.checkpoint.resume;
-  for (const auto& named : {config.train.out, std::filesystem::path(resume == "auto" ? "" : resume)})
-    for (auto path = std::filesystem::weakly_canonical(named); path.has_relative_path();
-         path = path.parent_path())
-      if (path.filename().string().starts_with("replaced-") && is_there(path / "run.json"))
-        held.push_back(lock_folder(path));  // null: another one trains there, or reads it
+/// From now on nobody replaces or removes the run that is to be continued: its data may take minutes to load.
+void hold_resumed_run(const Config& config) {
+  static FolderLock held;
+  const auto& out = config.train.out;
+  if (!out.empty() && !config.train.checkpoint.resume.empty() && is_there(out / "run.json"))
+    held = lock_folder(out);  // null: refused later, if it is still in use then
 }
 
 /// --resume RUN continues the run in its folder or, with another --out, as a new run from its newest
@@ -244,9 +239,10 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     put_back_runs(config, group);
     const bool only_looks = config.find_lr || config.find_batch_size;  // loads no checkpoint
     const bool trains = !only_looks && !config.summary && !config.estimate && config.model.eval.empty();
-    if (trains && group.rank() == 0) hold_named_runs(config);
+    if (trains && group.rank() == 0) keep_named_runs();
     settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
+    if (trains && group.rank() == 0) hold_resumed_run(config);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     memory.task.finish_loading();

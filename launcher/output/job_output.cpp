@@ -176,10 +176,13 @@ asio::awaitable<void> JobOutput::make_folders(int attempt, int workers, std::fun
 
 asio::awaitable<std::filesystem::path> JobOutput::lasting_folder(int attempt,
                                                                  std::function<bool()> give_up) const {
-  const auto log_dir = log_folder_ ? options_.output.log_dir : std::filesystem::path(kDefaultLogDir);
+  const OutputOptions& output = options_.output;
+  const bool no_files = output.log_dir_given && output.log_dir.empty();  // --log-dir=/dev/null
+  const auto log_dir = log_folder_ ? output.log_dir : std::filesystem::path(kDefaultLogDir);
   for (const auto& folder : {job_folder(log_dir), std::filesystem::path(temp_folder_.string() + "-stacks")}) {
     const std::string name = attempt_name(attempt);
     const bool lasts = folder == job_folder(log_dir);
+    if (lasts && no_files) continue;
     const std::function<void()> make = [shared = lasts ? log_folder_ : nullptr, folder, name, lasts] {
       if (shared) return void(shared->open_below(name));
       LogFolder(folder / name);

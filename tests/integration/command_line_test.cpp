@@ -23,6 +23,17 @@ std::pair<ExitStatus, std::string> ask(const std::vector<std::string>& words) {
   return {status, child.out() + child.err()};
 }
 
+/// Those that `worker --help` lists, without TASK --predict.
+std::vector<std::string> commands_in(const std::string& help) {
+  std::istringstream lines(help.substr(std::min(help.find("\ncommands\n") + 1, help.size())));
+  std::vector<std::string> commands;
+  std::string line;
+  for (std::getline(lines, line); std::getline(lines, line) && !line.empty();)
+    if (const auto name = line.substr(2, line.find(' ', 2) - 2); !name.empty() && name != "TASK")
+      commands.push_back(name);
+  return commands;
+}
+
 }  // namespace
 
 TEST_CASE("the help lists every task and command, and each command has one", "[training]") {
@@ -30,13 +41,17 @@ TEST_CASE("the help lists every task and command, and each command has one", "[t
   CHECK(status == ExitStatus::exited(0));
   for (const char* name :
        {"mnist ", "toy ", "linear ", "cifar10 ", "sam ", "advise RUN", "env ", "export CHECKPOINT OUT",
-        "report RUN...", "flight FOLDER", "TASK --predict FILE..."})
+        "flight FOLDER", "prune RUN", "report RUN...", "runs FOLDER...", "TASK --predict FILE..."})
     CHECK_THAT(text, ContainsSubstring("\n  " + std::string(name)));
-  for (const char* command : {"advise", "env", "export", "flight", "report"})
+  const auto commands = commands_in(text);
+  for (const char* name : {"advise", "env", "export", "flight", "prune", "report", "runs"})
+    CHECK(std::ranges::count(commands, name) == 1);
+  for (const auto& command : commands)
     for (const char* flag : {"--help", "-h"}) {
+      CAPTURE(command, flag);
       const auto [ended, help] = ask({command, flag});
       CHECK(ended == ExitStatus::exited(0));
-      CHECK_THAT(help, ContainsSubstring("usage: worker " + std::string(command)));
+      CHECK_THAT(help, ContainsSubstring("usage: worker " + command));
     }
   const auto [ended, help] = ask({"sam", "--predict", "--help"});
   CHECK(ended == ExitStatus::exited(0));

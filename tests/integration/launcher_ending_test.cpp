@@ -202,6 +202,26 @@ TEST_CASE("a restart whose log folder cannot be made shows its output on the con
   CHECK(count_of("the output goes to the console instead; the job goes on", run.err) == 1);
 }
 
+TEST_CASE("a restart for which one log file cannot be made shows that file's output on the console",
+          "[restarts]") {
+  const TempDir folder;
+  Command command =
+      script({"--nproc-per-node=2", "--redirects=3", "--log-dir", folder.path(), "--max-restarts=1"},
+             "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $LOCAL_RANK = 0 ] || exec sleep 600; umask 077; "
+             "mkdir -p \"$LOGS\"/latest/attempt_1/0/stdout.log; exit 3; }; "
+             "echo restarted $RANK; echo to stderr >&2");
+  command.env["LOGS"] = folder.path();
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("restarted 0\n", run.out) == 1);
+  CHECK(count_of("restarted 1\n", run.out) == 0);
+  CHECK(count_of("the output goes to the console instead; the job goes on", run.err) == 1);
+  const auto logs = folder.path() / "latest/attempt_1";
+  CHECK(read_file(logs / "0/stderr.log") == "to stderr\n");
+  CHECK(read_file(logs / "1/stdout.log") == "restarted 1\n");
+  CHECK(read_file(logs / "1/stderr.log") == "to stderr\n");
+}
+
 TEST_CASE("without a debugger a job that is too late waits for none", "[timeouts]") {
   const TempDir folder;
   Command command =

@@ -157,15 +157,48 @@ TEST_CASE("logs go to a share without owners and modes too, with one warning", "
   CHECK(std::distance(std::filesystem::directory_iterator(job), {}) == 2);
 }
 
-TEST_CASE("a time limit alone makes no folder for logs", "[output]") {
-  const TempDir folder;
-  Command command = script({"--timeout=60"}, "ls -A");
+/// The program starts in this folder.
+void start_in(Command& command, const TempDir& folder) {
   command.in_child = [path = folder.path().string()] {
     [[maybe_unused]] const int ignored = ::chdir(path.c_str());
   };
+}
+
+TEST_CASE("a time limit alone makes no folder for logs", "[output]") {
+  const TempDir folder;
+  Command command = script({"--timeout=60"}, "ls -A");
+  start_in(command, folder);
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(run.out == "");
+}
+
+/// The files with stacks in a folder, wherever they are.
+std::ptrdiff_t stacks_below(const std::filesystem::path& folder) {
+  return std::ranges::count_if(std::filesystem::recursive_directory_iterator(folder), [](const auto& entry) {
+    return entry.path().filename().string().starts_with("stacks_");
+  });
+}
+
+TEST_CASE("stacks go to ddprun_logs, but not where the user wants no files", "[output][timeouts]") {
+  const std::string limit = GENERATE("--timeout=1", "--hang-timeout=1");
+  CAPTURE(limit);
+  const TempDir folder;
+  Command command = job({"--nproc-per-node=2", limit}, {"ready", "pause"});
+  start_in(command, folder);
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(124));
+  CHECK(stacks_below(job_folder(folder.path() / "ddprun_logs") / "attempt_0") == 2);
+
+  const TempDir empty;
+  Command without = job({"--nproc-per-node=2", limit, "--log-dir=/dev/null"}, {"ready", "pause"});
+  start_in(without, empty);
+  Child ddprun(without);
+  CHECK(ddprun.wait() == ExitStatus::exited(124));
+  CHECK(std::filesystem::is_empty(empty.path()));
+  CHECK(stacks_below(ddprun.temp_folder()) == 2);
+  CHECK(count_of("no stacks there", ddprun.err()) == 0);
+  CHECK(ddprun.nothing_left());
 }
 
 TEST_CASE("a log folder that cannot be used stops the job before it starts", "[output]") {

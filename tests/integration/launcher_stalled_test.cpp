@@ -417,13 +417,8 @@ TEST_CASE("a coordinator whose messages nobody reads keeps its nodes", "[nodes][
   Child& coordinator = nodes.add(first);
   nodes.start_script(flags, "sleep 3; echo done");
   REQUIRE(coordinator.wait_for_output("begun", 2));
-  const UniqueFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<in_port_t>(std::stoi(nodes.port)));
-  REQUIRE(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
-  REQUIRE(::write(stranger.get(), "GET / HTTP/1.1\r\n\r\n", 18) == 18);  // worth a warning
+  const UniqueFd stranger = say_at(nodes.port, "nonsense");  // worth a warning
+  CHECK(wait_until([&] { return is_closed(stranger); }, std::chrono::seconds(2)));
   CHECK(nodes.wait() == std::vector<ExitStatus>{ExitStatus::exited(0), ExitStatus::exited(0)});
   CHECK(count_of("done", nodes.node(0).out()) == 2);
 }

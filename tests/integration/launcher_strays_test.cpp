@@ -40,6 +40,13 @@ std::vector<pid_t> children_of(pid_t pid) {
   return {std::istream_iterator<pid_t>(list), {}};
 }
 
+/// How many programs "sleep" among them live.
+std::ptrdiff_t sleeping_children_of(pid_t pid) {
+  return std::ranges::count_if(children_of(pid), [](pid_t child) {
+    return read_file("/proc/" + std::to_string(child) + "/comm") == "sleep\n" && state_of(child) == 'S';
+  });
+}
+
 /// Leaves an orphan in the process namespace of ddprun's, as `docker exec` may.
 std::unique_ptr<Child> leave_orphan(pid_t init, const std::string& seconds) {
   auto entered =
@@ -54,15 +61,10 @@ TEST_CASE("as the init process ddprun leaves alone what others have started", "[
   REQUIRE(outer.wait_for_output("ready "));
   const pid_t init = children_of(outer.pid()).at(0);
   const auto entered = leave_orphan(init, "600");
-  const auto orphans = [&] {
-    return std::ranges::count_if(children_of(init), [](pid_t pid) {
-      return read_file("/proc/" + std::to_string(pid) + "/comm") == "sleep\n" && state_of(pid) == 'S';
-    });
-  };
-  CHECK(wait_until([&] { return orphans() == 1; }));
+  CHECK(wait_until([&] { return sleeping_children_of(init) == 1; }));
   ::kill(init, SIGUSR1);  // ends the first attempt
   REQUIRE(outer.wait_for_output("ready ", 2));
-  CHECK(orphans() == 1);
+  CHECK(sleeping_children_of(init) == 1);
   CHECK(count_of("daemon ", outer.out()) == 2);
   ::kill(init, SIGUSR1);
   CHECK(outer.wait() == ExitStatus::exited(3));
@@ -115,16 +117,40 @@ TEST_CASE("as the init process ddprun ends the job when its terminal hangs up", 
   check_nothing_left(outer);
 }
 
+/// An orphan that ends is no zombie of this init process's.
+void check_reaping(pid_t init) {
+  const auto entered = leave_orphan(init, "0.1");
+  CHECK(entered->wait() == ExitStatus::exited(0));
+  CHECK(wait_until([&] { return children_of(init).size() == 1; }, std::chrono::seconds(5)));  // ddprun proper
+}
+
 TEST_CASE("as the init process ddprun reaps while it waits for other nodes", "[launcher]") {
   Child outer(as_init(job({"--nnodes=2", "--rdzv-endpoint=127.0.0.1:" + free_port()}, {"ready"})));
   REQUIRE(wait_until([&] { return count_of("waiting for nodes", outer.err()) > 0; }));
   const pid_t init = children_of(outer.pid()).at(0);
-  const auto entered = leave_orphan(init, "0.1");
-  CHECK(entered->wait() == ExitStatus::exited(0));
-  CHECK(wait_until([&] { return children_of(init).size() == 1; }, std::chrono::seconds(5)));  // ddprun proper
+  check_reaping(init);
   ::kill(init, SIGTERM);
   outer.wait();
   check_nothing_left(outer);
+}
+
+TEST_CASE("as the init process ddprun reaps while it stands by", "[launcher]") {
+  const TempDir folder;
+  const auto end = (folder.path() / "end").string();
+  NodeJob nodes;
+  const auto start = [&](bool init) {
+    const Command command =
+        job(nodes.flags({"--nnodes=2", "--spares=1"}), {"ready", "wait-for-file", end, "exit", "0"});
+    nodes.add(init ? as_init(command) : command);
+  };
+  for (int i = 0; i < 2; ++i) start(/*init=*/false);
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  start(/*init=*/true);
+  Child& spare = nodes.node(2);
+  REQUIRE(wait_until([&] { return count_of("standing by", spare.err()) > 0; }));
+  check_reaping(children_of(spare.pid()).at(0));
+  write_file_atomic(end, "");
+  CHECK(nodes.wait() == std::vector(3, ExitStatus::exited(0)));
 }
 
 TEST_CASE("a daemon that a worker leaves behind ends with the job", "[launcher]") {
@@ -234,10 +260,14 @@ TEST_CASE("a stopped job can be ended", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
+/// What a shell may do before it becomes ddprun. The last one leaves an orphan to ddprun, as a login at an
+/// sshd that was started before leaves a tmux.
+constexpr const char* kBefore[] = {"sleep 300 & echo earlier $! end;",
+                                   "setsid sleep 300 & echo earlier $! end;",
+                                   "{ sleep 0.2; setsid sleep 300 & echo earlier $! end; } &"};
+
 TEST_CASE("processes that the shell started before it became ddprun are left alone", "[launcher]") {
-  // The last one leaves an orphan to ddprun, as a login at an sshd that was started before leaves a tmux.
-  for (const char* how : {"sleep 300 & echo earlier $! end;", "setsid sleep 300 & echo earlier $! end;",
-                          "{ sleep 0.2; setsid sleep 300 & echo earlier $! end; } &"}) {
+  for (const char* how : kBefore) {
     INFO(how);
     Child ddprun({{"sh", "-c", how + std::string(" exec \"$0\" --max-restarts=1 -- sh -c 'sleep 0.5; false'"),
                    DDPRUN_PROGRAM}});
@@ -246,6 +276,30 @@ TEST_CASE("processes that the shell started before it became ddprun are left alo
     CHECK(wait_until([&] { return state_of(earlier) == 'S'; }));  // not dead
     ::kill(earlier, SIGKILL);
     CHECK(ddprun.nothing_left());
+  }
+}
+
+TEST_CASE("as the init process, too, ddprun leaves alone what the shell started before", "[launcher]") {
+  for (const char* how : kBefore) {
+    INFO(how);
+    const TempDir folder;
+    Command command{{"sh", "-c",
+                     how + std::string(" exec \"$0\" --max-restarts=1 -- sh -c 'echo begun; "
+                                       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exec sleep 600; "
+                                       "until [ -e \"$GO\" ]; do sleep 0.05; done; exit 3'"),
+                     DDPRUN_PROGRAM},
+                    {{"GO", folder.path() / "go"}}};
+    Child outer(as_init(command));
+    REQUIRE(outer.wait_for_output("earlier "));
+    REQUIRE(outer.wait_for_output("begun"));
+    const pid_t init = children_of(outer.pid()).at(0);
+    CHECK(wait_until([&] { return sleeping_children_of(init) == 1; }));
+    write_file_atomic(folder.path() / "go", "");
+    REQUIRE(outer.wait_for_output("begun", 2));
+    CHECK(sleeping_children_of(init) == 1);
+    ::kill(init, SIGTERM);
+    CHECK(outer.wait() == ExitStatus::exited(143));
+    check_nothing_left(outer);
   }
 }
 

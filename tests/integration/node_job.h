@@ -27,6 +27,40 @@ inline std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
+inline sockaddr_in loopback(const std::string& port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<in_port_t>(std::stoi(port)));
+  return address;
+}
+
+inline UniqueFd connect_to(const std::string& port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = loopback(port);
+  REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  return fd;
+}
+
+/// The other side has closed the connection. What it has said is thrown away.
+inline bool is_closed(const UniqueFd& fd) {
+  char bytes[256];
+  ssize_t size = 0;
+  do size = ::recv(fd.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+  while (size > 0);
+  return size == 0 || (errno != EAGAIN && errno != EINTR);
+}
+
+/// What a ddprun without a token says first, and then this message.
+inline UniqueFd say_at(const std::string& port, const std::string& message) {
+  UniqueFd fd = connect_to(port);
+  const std::uint32_t length = htonl(static_cast<std::uint32_t>(message.size()));
+  const std::string bytes = std::string("ddprun\r\n\0\3\0\0", 12) + std::string(20, '\0') +
+                            std::string(reinterpret_cast<const char*>(&length), sizeof length) + message;
+  REQUIRE(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+  return fd;
+}
+
 /// Gives the program a stderr that is full and that nobody reads. It holds the reading end itself, so that
 /// writing waits instead of failing.
 inline void with_full_stderr(Command& command) {

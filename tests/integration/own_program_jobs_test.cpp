@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 namespace {
 
 /// Far below a collective's half an hour.
-constexpr std::chrono::seconds kAtOnce{60};
+constexpr std::chrono::seconds kAtOnce{25};
 
 struct Case {
   const char* how;
@@ -77,6 +77,17 @@ TEST_CASE("it is named with torchrun's variables alone, and all ranks end", "[ow
   CHECK_THAT(first.err(), ContainsSubstring(std::string(divergence.error)));
   const bool exits = std::string(divergence.how).ends_with("exit");
   CHECK(second.wait(kAtOnce) == ExitStatus::exited(exits ? 0 : 1));
+}
+
+TEST_CASE("the ranks of a program that calls ddprun::run twice meet again", "[own_program]") {
+  Child child(ddprun_command({"--nproc-per-node=2", DIVERGING_WORKER_PROGRAM, "twice"}));
+  const auto status = child.wait(kAtOnce);
+  CAPTURE(child.out(), child.err());
+  CHECK(status == ExitStatus::exited(0));
+  for (const char* rank : {"rank 0, ", "rank 1, "})
+    for (const char* sum : {"run 1: sum over ranks 3\n", "run 2: sum over ranks 6\n"})
+      CHECK(count_of(rank + std::string(sum), child.out()) == 1);
+  check_nothing_left(child);
 }
 
 TEST_CASE("ranks that are seconds apart, at a step or at the end, and save after it, are left alone",

@@ -99,6 +99,7 @@ TEST_CASE("a training ends after its steps or its time, and says so", "[training
   REQUIRE(steps.wait(kTraining) == ExitStatus::exited(0));
   CHECK(read_summary(dir.path() / "steps")["steps"] == 7);
   CHECK(read_summary(dir.path() / "steps")["epochs"] == 0);
+  CHECK_THAT(steps.out(), ContainsSubstring("stopped at step 7: --max-steps=7\n"));
   CHECK_THAT(steps.out(), ContainsSubstring("--epochs 10") && ContainsSubstring("--max-steps 14\n"));
   Child time(training("linear", 2, dir.path() / "time",
                       {"--epochs=1000000", "--max-time=1", "--save-every=1000000"}));

@@ -101,7 +101,10 @@ TEST_CASE("a task that keeps its best model tests that one at the end, and says 
   REQUIRE(losses.size() == 3);
   const double best = std::stod(losses.front());
   REQUIRE(std::stod(losses.back()) < 0.99 * best);
-  CHECK(read_summary(run)[metric].get<double>() == Approx(best).epsilon(1e-3));
+  const auto summary = read_summary(run);
+  CHECK(summary[metric].get<double>() == Approx(best).epsilon(1e-3));
+  CHECK(summary["best"][metric].get<double>() == Approx(best).epsilon(1e-3));
+  CHECK(summary["last"][metric].get<double>() == Approx(std::stod(losses.back())).epsilon(1e-3));
   const auto out = child.out();
   CAPTURE(out);
   CHECK(lines_with(task == "mnist" ? "  test        test_loss " : "  validation  val_loss ", out) == 1);

@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <ddprun/common/text.h>
 #include "tests/integration/training_job.h"
 
 namespace ddprun::test {
@@ -556,12 +559,17 @@ TEST_CASE("a run that a killed --overwrite was moving is there for every command
   SECTION("export FILE") {
     require_success(worker({"export", out / "checkpoints/last.pt", dir.path() / "model.pt"}));
   }
-  SECTION("a job that overwrites the run from which it begins, and starts again") {
+  SECTION("a job that begins from it") {
     const int ranks = GENERATE(0, 2);
-    require_success(linear(out, {"--epochs=1", "--overwrite", "--init-weights=" + out.string()}, ranks));
+    require_success(linear(dir.path() / "new", {"--epochs=1", "--init-weights=" + out.string()}, ranks));
+  }
+  SECTION("a job that is refused because it would overwrite what it begins from") {
+    const auto file = GENERATE("checkpoints/last.pt", "metrics.csv");
+    const auto refused = end_of(linear(out, {"--overwrite", "--init-weights=" + (out / file).string()}));
+    CHECK(refused.status == ExitStatus::exited(2));
   }
   SECTION("--config") {
-    require_success(linear(out, {"--overwrite", "--config=" + (out / "config.toml").string()}));
+    require_success(linear(dir.path() / "new", {"--config=" + (out / "config.toml").string()}));
   }
   SECTION("a file that names the task") {
     require_success(worker({"--config", out / "config.toml", "--overwrite"}));
@@ -690,31 +698,77 @@ TEST_CASE("what an --overwrite replaced that was interrupted stays after --resum
   CHECK(read_file(replaced / "checkpoints/last.pt") == last);
 }
 
-TEST_CASE("a run that overwrites the one from which it begins begins again after it was killed",
+TEST_CASE("a run is not overwritten by one that begins from it", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=2"}));
+  fs::copy_file(out / "checkpoints/last.pt", out / "checkpoints/mine.pt");
+  fs::create_directory_symlink(out, dir.path() / "link");
+  const auto before = files_in(out);
+  const auto [flag, file] = GENERATE(table<std::string, std::string>({
+      {"--init-weights=", "run"},
+      {"--init-weights=", "run/../link/"},
+      {"--init-weights=", "run/checkpoints/epoch=1-step=16.pt"},
+      {"--init-weights=", "run/checkpoints/mine.pt"},
+      {"--config=", "run/config.toml"},
+  }));
+  const auto named = (dir.path() / file).string();
+  auto job = linear(out, {"--overwrite", flag + named, "--epochs=1"}, GENERATE(0, 1));
+  if (job.argv[0] != worker_program()) job.argv.insert(job.argv.begin() + 1, "--max-restarts=1");
+  const auto refused = end_of(job);
+  CHECK(refused.status == ExitStatus::exited(2));
+  CHECK_THAT(refused.err, ContainsSubstring(named + " belongs to the run that --overwrite replaces"));
+  CHECK(files_in(out) == before);
+  require_success(linear(dir.path() / "new", {"--overwrite", flag + named, "--epochs=1"}));
+}
+
+TEST_CASE("the user's own file in a run's folder may be its beginning, unless the run replaces it",
           "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
-  require_success(linear(out, {"--epochs=2", "--lr=0.01"}));
-  fs::copy_file(out / "checkpoints/last.pt", out / "checkpoints/mine.pt");
-  const auto [name, file] = GENERATE(table<std::string, std::string>({
-      {"--init-weights=", ""},
-      {"--init-weights=", "checkpoints/epoch=1-step=16.pt"},
-      {"--config=", "config.toml"},
-  }));
-  const auto flag = name + (out / file).string();
-  CHECK(end_of(linear(out, {"--overwrite", flag, "--lr=5", "--log-indices=/nowhere/x"})).status !=
-        ExitStatus::exited(0));
-  const auto again = end_of(linear(out, {"--overwrite", flag, "--epochs=1"}));
-  CAPTURE(again.err);
-  REQUIRE(again.status == ExitStatus::exited(0));
-  CHECK_THAT(again.err, ContainsSubstring(" is now in " + out.string() + "/replaced-"));
-  if (flag.starts_with("--config")) {
-    CHECK_THAT(read_file(out / "config.toml"), ContainsSubstring("\nlr = 0.01\n"));
-  } else {
-    const auto loss = std::stod(values_of(out, "train_loss_epoch").front());
-    require_success(linear(dir.path() / "new", {"--epochs=1", "--lr=0.01"}));
-    CHECK(loss < std::stod(values_of(dir.path() / "new", "train_loss_epoch").front()));
-  }
+  const auto [file, status] =
+      GENERATE(table<std::string, int>({{"mine.toml", 0}, {"checkpoints/mine.toml", 0}, {"config.toml", 2}}));
+  write(out / file, "task = \"linear\"\n[optim]\nlr = 0.01\n");
+  const auto ended = end_of(linear(out, {"--overwrite", "--config=" + (out / file).string(), "--epochs=1"}));
+  CAPTURE(ended.err);
+  CHECK(ended.status == ExitStatus::exited(status));
+  CHECK(read_file(out / file) == "task = \"linear\"\n[optim]\nlr = 0.01\n");
+}
+
+TEST_CASE("a resumed run has its own model, whatever has become of the run that it began from",
+          "[training][run_folder]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto first = dir.path() / "first", out = dir.path() / "run";
+  const auto train = [](const fs::path& folder, const std::vector<std::string>& flags) {
+    auto job = mnist(0, folder, {"--data=fashion-mnist", "--limit-train=64", "--limit-test=10"});
+    job.argv.insert(job.argv.end(), flags.begin(), flags.end());
+    require_success(job);
+  };
+  const auto begin_from = "--init-weights=" + first.string();
+  train(first, {"--epochs=1", "--dropout=0.125"});
+  train(out, {"--epochs=1", begin_from});
+  train(first, {"--epochs=1", "--overwrite", "--dropout=0.5"});
+  train(out, {"--epochs=2", begin_from, "--resume=auto"});
+  CHECK_THAT(read_file(out / "config.toml"), ContainsSubstring("\ndropout = 0.125\n"));
+}
+
+TEST_CASE("a run that is to be continued is not overwritten while the data is loaded",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run", table = write_table(dir.path() / "table.csv", 64);
+  const auto data = "--data=" + table.string();
+  require_success(linear(out, {"--epochs=1", data}));
+  auto slow = linear(out, {"--resume=auto", "--epochs=2", data});
+  const std::vector<std::string> strace = {
+      "strace", "-f", "-qq", "-o", "/dev/null", "-P", table, "-e", "inject=openat:delay_enter=5000000"};
+  slow.argv.insert(slow.argv.begin(), strace.begin(), strace.end());
+  Child continued(slow);
+  REQUIRE(wait_until([&] { return lock_folder(out) == nullptr; }));
+  const auto refused = end_of(linear(out, {"--overwrite", "--epochs=1", data}));
+  CHECK_THAT(refused.err, ContainsSubstring("another run is using " + out.string() + " now"));
+  CHECK(continued.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(values_of(out, "step").back() == "16");
 }
 
 TEST_CASE("a run that was set aside stays if another one that overwrites begins from it",
@@ -751,35 +805,6 @@ TEST_CASE("a command that does not overwrite reads the new run's settings before
   CHECK_THAT(into_another.out, ContainsSubstring("\nlr = 5.0\n"));
 }
 
-TEST_CASE("a command that overwrites the run from which it begins does so again after it was interrupted",
-          "[training][run_folder]") {
-  const TempDir dir;
-  const auto out = dir.path() / "run";
-  const auto data = "--data=" + write_table(dir.path() / "table.csv", 100'000).string();
-  require_success(linear(out, {"--epochs=1", "--lr=0.01", data}));
-  const auto [flag, file] =
-      GENERATE(table<std::string, std::string>({{"--init-weights=", ""}, {"--config=", "config.toml"}}));
-  const auto named = (out / file).string();
-  const auto original =
-      "replaced-" + nlohmann::json::parse(read_file(out / "run.json"))["run"].get<std::string>();
-  for (int i = 0; i < 2; ++i) {
-    Child interrupted(linear(
-        out, {"--overwrite", flag + named, data, "--limit-train=100000", "--batch-size=1", "--epochs=1"}));
-    const bool begun = wait_until(
-        [&] { return count_of("until this run has its first checkpoint", interrupted.err()) > 0; });
-    CAPTURE(interrupted.out(), interrupted.err());
-    REQUIRE(begun);
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    interrupted.send_signal(SIGTERM);
-    interrupted.wait(kTraining);
-    REQUIRE(fs::exists(out / "checkpoints/last.pt"));
-  }
-  const auto again = end_of(linear(out, {"--overwrite", flag + named, data, "--epochs=1"}));
-  CAPTURE(again.err);
-  CHECK(again.status == ExitStatus::exited(0));
-  CHECK_THAT(again.err, ContainsSubstring(" is now in " + (out / original).string()));
-}
-
 TEST_CASE("a run that was set aside stays from the moment that a training is to continue it there",
           "[training][run_folder]") {
   const TempDir dir;
@@ -796,7 +821,7 @@ TEST_CASE("a run that was set aside stays from the moment that a training is to 
       "strace", "-f", "-qq", "-o", "/dev/null", "-P", table, "-e", "inject=openat:delay_enter=5000000"};
   slow.argv.insert(slow.argv.begin(), strace.begin(), strace.end());
   Child continued(slow);
-  REQUIRE(wait_until([&] { return lock_folder(aside) == nullptr; }));
+  REQUIRE(wait_until([&] { return read_file(aside / "run.json").find("set_aside") == std::string::npos; }));
   require_success(linear(out, {"--overwrite", "--epochs=1", data}));
   CHECK(continued.wait(kTraining) == ExitStatus::exited(0));
   CHECK(values_of(elsewhere ? dir.path() / "new" : aside, "step").back() == "16");
@@ -1035,9 +1060,71 @@ TEST_CASE("runs and checkpoints are listed, and pruned by rule", "[training][run
   for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
     kept.push_back(entry.path().filename());
   std::ranges::sort(kept);
-  CHECK(kept == std::vector<std::string>{"epoch=3-step=32.pt", "epoch=4-step=40.pt", "good.pt", "last.pt",
-                                         "mine.pt"});
+  CHECK(kept == std::vector<std::string>{"epoch=0-step=8.pt", "epoch=3-step=32.pt", "epoch=4-step=40.pt",
+                                         "good.pt", "last.pt", "mine.pt"});
   require_success(linear(out, {"--epochs=6", "--val-split=0.25", "--resume=auto"}));
+}
+
+TEST_CASE("worker runs lists what run.json and the files say", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "runs/a", checkpoints = out / "checkpoints";
+  require_success(linear(out, {"--epochs=3", "--val-split=0.25"}));
+  const auto middle = "--resume=" + (checkpoints / "epoch=0-step=8.pt").string();
+  require_success(linear(out, {"--epochs=2", "--val-split=0.25", middle}));
+  const auto run = nlohmann::json::parse(read_file(out / "run.json"));
+  const auto id = run["run"].get<std::string>();
+  REQUIRE(run["branch"] == 2);
+
+  const auto words_of_line = [&](const fs::path& folder, const std::string& first) {
+    std::istringstream lines(end_of(worker({"runs", folder.string()})).out);
+    std::vector<std::string> words;
+    for (std::string line; std::getline(lines, line) && words.empty();)
+      if (std::istringstream all(line); line.starts_with(first + " "))
+        words.assign(std::istream_iterator<std::string>(all), {});
+    return words;
+  };
+  const auto in_kib = [](std::uintmax_t bytes) {
+    return formatted("%.1f", static_cast<double>(bytes) / 1024);
+  };
+  std::uintmax_t bytes = 0;
+  for (const auto& [name, content] : files_in(out)) bytes += content.size();
+  std::vector<std::string> scores;  // of the epochs of this branch
+  for (const auto& loss : values_of(out, "val_loss")) scores.push_back(formatted("%.4g", std::stod(loss)));
+  REQUIRE(scores.size() == 2);
+  using Words = std::vector<std::string>;
+  CHECK(words_of_line(dir.path() / "runs", out.string()) ==
+        Words{out.string(), id, "2", "2", "16", "val_loss", std::ranges::min(scores), in_kib(bytes), "KiB"});
+  CHECK(words_of_line(out, "run") ==
+        Words{"run", id + ",", "branch", "2,", in_kib(bytes), "KiB", "in", out.string()});
+  const auto check_row = [&](const std::string& name, Words words) {
+    CAPTURE(name);
+    words.insert(words.begin(), name);
+    words.insert(words.end(), {in_kib(fs::file_size(checkpoints / name)), "KiB"});
+    CHECK(words_of_line(out, name) == words);
+  };
+  check_row("last.pt", {"2", "2", "16", "-"});
+  check_row("epoch=1-step=16-v1.pt", {"2", "2", "16", scores[1]});
+  check_row("epoch=0-step=8.pt", {"1", "1", "8", scores[0]});
+  check_row("epoch=2-step=24.pt", {"1", "3", "24", "-"});
+}
+
+TEST_CASE("prune refuses a run of an older version, which has no run.json, and changes nothing",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=3"}));
+  fs::remove(out / "run.json");
+  const auto before = files_in(out);
+  for (const auto& words :
+       {std::vector<std::string>{"prune", out.string()}, {"prune", out.string(), "--dry-run"}}) {
+    const auto refused = end_of(worker(words));
+    CHECK(refused.status == ExitStatus::exited(1));
+    CHECK(refused.out.empty());
+    CHECK(refused.err == "worker: error: " + out.string() +
+                             ": has no run.json; a run of an older version is not pruned, because it has no "
+                             "list of its files\n");
+    CHECK(files_in(out) == before);
+  }
 }
 
 TEST_CASE("prune keeps what it cannot read, and counts only what it can", "[training][run_folder]") {
@@ -1059,13 +1146,14 @@ TEST_CASE("prune keeps what it cannot read, and counts only what it can", "[trai
     damage_tensor(checkpoints / "last.pt");
     damage_tensor(of_epoch(2));
   }
-  const auto pruned = end_of(worker({"prune", out.string()}));
+  const bool keeps_best = GENERATE(false, true);
+  const auto pruned = end_of(worker({"prune", out.string(), keeps_best ? "--keep-best=1" : "--keep-best=0"}));
   CAPTURE(pruned.out, pruned.err);
   CHECK(pruned.status == ExitStatus::exited(0));
   CHECK(fs::exists(checkpoints / "last.pt"));
   CHECK(fs::exists(of_epoch(2)));
   CHECK(fs::exists(of_epoch(1)));  // the newest that can be continued
-  CHECK_FALSE(fs::exists(of_epoch(0)));
+  CHECK((keeps_best || !fs::exists(of_epoch(0))));
   require_success(
       linear(out, {"--epochs=4", "--val-split=0.25", "--resume=auto", sharded ? "--fsdp" : "--fsdp=false"},
              sharded ? 2 : 0));
@@ -1268,11 +1356,15 @@ TEST_CASE("a run without any checkpoint is resumed by its folder as by --resume 
 
 TEST_CASE("prune waits for nobody, and reads nothing of a run that is in use", "[training][run_folder]") {
   const TempDir dir;
+  write(dir.path() / "run.json", "is not read");
   const UniqueFd lock(::open(dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   REQUIRE(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
   const auto ended = end_of(worker({"prune", dir.path().string()}));
   CHECK(ended.status == ExitStatus::exited(2));
   CHECK_THAT(ended.err, ContainsSubstring("another run is using"));
+  fs::remove(dir.path() / "run.json");
+  CHECK_THAT(end_of(worker({"prune", dir.path().string()})).err,
+             ContainsSubstring("is not the folder of a run"));
 }
 
 TEST_CASE("another run's end is not this one's", "[training][run_folder]") {

@@ -52,6 +52,12 @@ TEST_CASE("a run's folder stands for its best checkpoint, and brings the run's m
           {"--eval=" + run.string(), "--limit-test=20", "--precision=32"});  // the command line wins
   CHECK(json_in(dir.path() / "own/evaluation.json")["samples"] == 20);
 
+  trained("cifar10", 2, dir.path() / "file", {"--eval=" + best});  // a checkpoint's file brings them, too
+  const auto of_file = json_in(dir.path() / "file/evaluation.json");
+  CHECK(of_file["samples"] == 15);
+  CHECK(of_file["test_acc"] == summary["test_acc"]);
+  CHECK(of_file["data"] == (dir.path() / "data").string());
+
   trained("cifar10", 0, dir.path() / "tuned",
           {"--init-weights=" + run.string(), "--data=" + (dir.path() / "data").string(), "--epochs=1",
            "--limit-train=32", "--precision=32"});

@@ -161,6 +161,70 @@ TEST_CASE("a rank whose bits differ from the other replicas' is named and replac
   CHECK((read_file(dir.path() / "whole.pt") == read_file(dir.path() / "flipped.pt")));
 }
 
+namespace {
+
+/// A training with --check-replicas=5, and the same again, in which a bit of a weight flips once.
+struct FlippedBit {
+  TempDir dir;
+  fs::path whole = dir.path() / "whole", wrong = dir.path() / "wrong";
+  int ranks;
+
+  explicit FlippedBit(int ranks) : ranks(ranks) {}
+
+  Command command(const fs::path& out, std::vector<std::string> before_worker) const {
+    auto job = training("linear", ranks, out,
+                        {"--epochs=4", "--check-replicas=5", "--checkpoint-every-steps=1000",
+                         "--memory-checkpoint-every=1", "--no-report"});
+    before_worker.insert(before_worker.begin(), {"--recover=rank", "--max-restarts=4"});
+    job.argv.insert(std::find(job.argv.begin(), job.argv.end(), WORKER_PROGRAM), before_worker.begin(),
+                    before_worker.end());
+    return job;
+  }
+
+  /// returns  what the training with the flipped bit printed
+  std::pair<std::string, std::string> run(int rank, int step) const {
+    Child undisturbed(command(whole, {}));
+    REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+    const auto once = dir.path() / "flipped";
+    Child child(command(wrong, {"env", "LD_PRELOAD=" FLIPPED_BIT, "FLIPPED_RANK=" + std::to_string(rank),
+                                "FLIPPED_STEP=" + std::to_string(step), "FLIPPED_BIT=" + once.string()}));
+    const auto status = child.wait(kTraining);
+    CAPTURE(child.out(), child.err());
+    CHECK(status == ExitStatus::exited(0));
+    REQUIRE(fs::exists(once));
+    CHECK(count_of("restarting all", child.err()) == 0);
+    CHECK((weights(whole) == weights(wrong)));
+    return {child.out(), child.err()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("of three ranks of the worker, the one whose bits differ is named and replaced", "[training]") {
+  const int flipped = GENERATE(0, 1);
+  CAPTURE(flipped);
+  const FlippedBit job(3);
+  const auto [out, err] = job.run(flipped, 20);
+  CAPTURE(out, err);
+  CHECK(count_of("replicas differ after step 20: rank " + std::to_string(flipped) + " on ", err) >= 1);
+  CHECK(count_of("has different bits from the other 2 ranks", err) >= 1);
+  CHECK(count_of("continuing from memory after step 20\n", out) == 1);
+  CHECK(count_of("resumed from", out) == 0);
+}
+
+TEST_CASE("two ranks of the worker whose bits differ are both named, and go back to the last checkpoint",
+          "[training]") {
+  const FlippedBit job(2);
+  // In ddprun's memory is step 19, too late. An epoch ends with step 16.
+  const auto [out, err] = job.run(1, 18);
+  CAPTURE(out, err);
+  CHECK(count_of("replicas differ after step 20: rank 0 on ", err) >= 1);
+  CHECK(count_of(", rank 1 on ", err) >= 1);
+  CHECK(count_of("no majority shows which of them are right", err) >= 1);
+  CHECK(count_of("resumed from " + (job.wrong / "checkpoints/last.pt").string() + " at step 16\n", out) == 1);
+  CHECK(count_of("continuing from memory", out) == 0);
+}
+
 TEST_CASE("when all ranks are lost, the run goes on from ddprun's memory", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

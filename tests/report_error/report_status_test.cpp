@@ -1,6 +1,7 @@
 // include/ddprun/report_status.h in a program in C, read by our reader.
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -18,6 +19,8 @@ struct Said {
   std::string line;
 };
 
+Command reporter(const std::string& what) { return {{"/bin/sh", "-c", "exec " STATUS_PROGRAM " " + what}}; }
+
 Said run_reporter(const std::string& what, bool with_pipe = true, bool full = false) {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
@@ -28,7 +31,7 @@ Said run_reporter(const std::string& what, bool with_pipe = true, bool full = fa
     while (::write(writing.get(), std::string(4096, '.').data(), 4096) > 0) {
     }
   }
-  Command command{{"/bin/sh", "-c", "exec " STATUS_PROGRAM " " + what}};
+  Command command = reporter(what);
   if (with_pipe) command.env["DDPRUN_STATUS_FD"] = std::to_string(writing.get());
   Child child(command);
   writing.reset();
@@ -66,6 +69,28 @@ TEST_CASE("what a program in C does not know is not said", "[report_status]") {
 TEST_CASE("a program in C does not wait for a full pipe, and runs without ddprun", "[report_status]") {
   CHECK(run_reporter("all", true, /*full=*/true).status == ExitStatus::exited(3));
   CHECK(run_reporter("all", /*with_pipe=*/false).status == ExitStatus::exited(3));
+}
+
+TEST_CASE("a program in C writes to no descriptor that is not a pipe of ddprun's", "[report_status]") {
+  const TempDir folder;
+  const auto file = folder.path() / "file", fifo = folder.path() / "fifo";
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  const UniqueFd reading(::open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const auto run_with = [](const std::filesystem::path& path, int flags) {
+    const UniqueFd fd(::open(path.c_str(), flags, 0600));
+    REQUIRE(fd);
+    Command command = reporter("all");
+    command.env["DDPRUN_STATUS_FD"] = std::to_string(fd.get());
+    return Child(command).wait();
+  };
+  CHECK(run_with(file, O_WRONLY | O_CREAT | O_NONBLOCK) == ExitStatus::exited(3));
+  CHECK(read_file(file).empty());
+  for (const int flags : {O_WRONLY, O_RDWR | O_NONBLOCK}) {
+    CHECK(run_with(fifo, flags) == ExitStatus::exited(3));
+    CHECK(read_file(reading, fifo, 1 << 20).empty());
+  }
+  CHECK(run_with(fifo, O_WRONLY | O_NONBLOCK) == ExitStatus::exited(0));
+  CHECK(parse_status(read_file(reading, fifo, 1 << 20)));
 }
 
 }  // namespace

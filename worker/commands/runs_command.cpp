@@ -51,7 +51,8 @@ std::string or_dash(const std::string& text) { return text.empty() ? "-" : text;
 
 /// The runs in a folder, one line each.
 void list_runs(const fs::path& folder) {
-  std::vector<std::vector<std::string>> rows = {{"FOLDER", "RUN", "BRANCH", "EPOCH", "STEP", "BEST", "SIZE"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"FOLDER", "RUN", "BRANCH", "EPOCHS", "STEP", "BEST", "SIZE"}};
   for (const auto& path : runs_in(folder)) try {
       train::put_back_half_replaced(path);
       const RunFolder run(path);
@@ -81,7 +82,7 @@ void list_states(const fs::path& path) {
   std::cout << "run " << or_dash(id) << ", branch " << branch << ", " << size_text(size_of(path)) << " in "
             << one_line(path.string()) << "\n";
   std::vector<std::vector<std::string>> rows = {
-      {"CHECKPOINT", "BRANCH", "EPOCH", "STEP", best.scores.empty() ? "SCORE" : best.monitor, "SIZE"}};
+      {"CHECKPOINT", "BRANCH", "EPOCHS", "STEP", best.scores.empty() ? "SCORE" : best.monitor, "SIZE"}};
   for (const auto& state : states) {
     const auto score = std::ranges::find(best.scores, state.path.filename().string(),
                                          [](const auto& each) { return each.first; });
@@ -99,7 +100,7 @@ void list_states(const fs::path& path) {
 
 /// What a pruned run keeps.
 struct Rule {
-  std::int64_t best = 0, last = 1;
+  std::int64_t best = 1, last = 1;
 };
 
 /// The states to remove: listed ones, without the newest ones and the best. Those that it keeps are read
@@ -134,8 +135,12 @@ std::vector<fs::path> doomed_by(const Rule& rule, const RunFolder& run,
   std::map<std::int64_t, std::int64_t> best;  // how many of each branch
   for (auto state = states.begin(); state != states.end() && rule.best > 0; ++state) {
     if (!is_own(*state) || best[state->identity.branch] > 0) continue;  // a newer one has told
-    for (const auto& [name, score] : best_checkpoints({state, states.end()}).scores)
-      if (best[state->identity.branch] < rule.best && keep(name)) ++best[state->identity.branch];
+    try {
+      for (const auto& [name, score] : best_checkpoints({state, states.end()}).scores)
+        if (best[state->identity.branch] < rule.best && keep(name)) ++best[state->identity.branch];
+    } catch (const IoError&) {
+      keep(state->path.filename());  // warns
+    }
   }
   std::vector<fs::path> doomed;
   for (const auto& state : states)
@@ -166,8 +171,9 @@ int run_prune_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker prune";
   command.description =
-      "removes all checkpoints of a run but the newest and the best. Removes only what the run has listed in "
-      "run.json.";
+      "removes all checkpoints of a run but the newest one and the best one of each branch. Removes only "
+      "what "
+      "the run has listed in run.json.";
   command.positionals = {{"folder", "RUN"}};
   command.settings = {
       settings::help_flag(), settings::path("folder", folder, "its folder").not_a_flag(),
@@ -177,6 +183,7 @@ int run_prune_command(int argc, char** argv) {
       settings::boolean("dry-run", dry_run, "only say what would be removed")};
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   train::put_back_half_replaced(folder);
+  if (!is_run_folder(folder)) throw IoError(folder, "is not the folder of a run");
   lock_run_folder(folder);
   RunFolder run(folder);
   if (run.identity().run.empty())
@@ -189,6 +196,7 @@ int run_prune_command(int argc, char** argv) {
     if (!dry_run) run.remove({path});
     std::cout << (dry_run ? "would remove " : "removed ") << one_line(path.string()) << "\n";
   }
+  if (doomed.empty()) std::cout << "nothing to remove\n";
   if (dry_run) return 0;
   run.remove_unused_shards();
   std::cout << size_text(before - size_of(folder)) << " freed\n";

@@ -88,24 +88,12 @@ Command make_program(const Words& known) {
   return command;
 }
 
-/// The value of a flag, before it is known which flags there are; empty: not given.
-std::string value_of(const std::string& flag, const std::vector<std::string>& words) {
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i].starts_with(flag + "=")) return words[i].substr(flag.size() + 1);
-    if (words[i] == flag && i + 1 < words.size()) return words[i + 1];
-  }
-  return "";
-}
-
 /// The file of a --config at the beginning of the words, or empty.
 std::string leading_config(const std::vector<std::string>& words) {
-  const bool leads = !words.empty() && (words[0] == "--config" || words[0].starts_with("--config="));
-  return leads ? value_of("--config", words) : "";
-}
-
-/// The run that the command replaces; empty: none.
-std::filesystem::path overwritten_by(const Values& values) {
-  return values.is_true("overwrite") ? values.text("out") : "";
+  const std::string flag = "--config";
+  if (words.empty()) return "";
+  if (words[0].starts_with(flag + "=")) return words[0].substr(flag.size() + 1);
+  return words[0] == flag && words.size() > 1 ? words[1] : "";
 }
 
 /// `worker --epochs 3 mnist`
@@ -121,9 +109,8 @@ void refuse_task_after_flags(const std::vector<std::string>& words, const Words&
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
-    const bool overwrites = std::ranges::count(words, "--overwrite") > 0;
-    const auto found = train::where_set_aside(file, overwrites ? value_of("--out", words) : "").string();
-    const auto given = for_flag("--config", [&] { return settings::top_level_text(found, "task"); });
+    train::put_back_half_replaced(file);
+    const auto given = for_flag("--config", [&] { return settings::top_level_text(file, "task"); });
     name = given.text, place = given.source;
     if (name.empty())
       throw UsageError(
@@ -267,20 +254,26 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
 
 /// Where --eval or --init-weights names a run's folder: replaces it by the file that it stands for, and adds
 /// the run's settings of the model and, for --eval, of the data, the seed that splits them and the precision.
+/// For --eval also where it names a checkpoint of a run.
 /// Initial weights that cannot be found are an error later, unless the run is resumed.
-/// throws  UsageError for a run of another task
-void add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
-  const std::filesystem::path typed = values.text(flag),
-                              run = flag == "init-weights"
-                                        ? train::where_set_aside(typed, overwritten_by(values))
-                                        : typed;
+/// returns  what it has added
+/// throws   UsageError for a run of another task
+Values add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
+  const std::filesystem::path run = values.text(flag);
   auto weights = run;
   try {
     weights = checkpoint_of(run, "--" + flag + ": ");
   } catch (const IoError&) {
     if (flag == "eval") throw;
   }
-  if (weights == typed) return;
+  std::string was_json;  // of this checkpoint: config.toml may be that of a later branch
+  try {
+    if (weights != run || flag == "eval")
+      was_json = train::to_training_state(serialize::peek_pt(weights), weights).config_json;
+  } catch (const std::exception&) {  // weights alone, or a file that is not there, which is an error later
+    if (weights != run) throw;
+  }
+  if (was_json.empty()) return {};
   Config plain;  // with the task's defaults
   plain.task = task.name;
   task.set_defaults(plain);
@@ -296,12 +289,10 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
   };
   for (const auto& setting : settings)
     if (setting.name == flag) own.add(setting, {weights.string(), "--" + flag});
-  if (weights == run) return values.overlay(own);  // a file that was set aside
-  // Of this checkpoint: config.toml may be that of a later branch.
-  const auto was =
-      nlohmann::json::parse(train::to_training_state(serialize::peek_pt(weights), weights).config_json);
+  const auto was = nlohmann::json::parse(was_json);
   if (const auto of = was.value("task", task.name); of != task.name)
-    throw UsageError("--" + flag + ": " + run.string() + " is a run of the task " + of);
+    throw UsageError("--" + flag + ": " + run.string() + (weights == run ? " is of" : " is a run of") +
+                     " the task " + of);
   for (const auto& setting : settings)
     if (const auto value = was.find(setting.key());
         value != was.end() && !value->is_null() &&
@@ -310,9 +301,42 @@ void add_settings_of_run(Values& values, const std::string& flag, const TaskEntr
           (setting.section == "data" || setting.name == "seed" || setting.name == "precision"))))
       add(setting.name, {value->is_string() ? value->get<std::string>() : value->dump(), weights.string()});
   // It may have been another file since, or that of another model that the run began with.
-  if (const auto shape = run / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
+  const auto folder = weights == run ? run.parent_path().parent_path() : run;
+  if (const auto shape = folder / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
     add("architecture", {shape.string(), shape.string()});
   values.overlay(own);
+  return own;
+}
+
+/// A run cannot begin from the one that it replaces: begun again, after it was killed or interrupted, it
+/// would find its own beginning there. throws UsageError
+void check_not_overwritten(const Values& values) {
+  namespace fs = std::filesystem;
+  const auto out = values.text("out"), resume = values.text("resume");
+  if (!values.is_true("overwrite") || out.empty() || resume == "auto" || values.given("eval") ||
+      process_env("RANK").value_or("0") != "0")
+    return;
+  train::put_back_half_replaced(out);
+  std::error_code error;
+  const auto folder = fs::weakly_canonical(out, error);
+  const auto in_folder = [&](const std::string& path) {
+    const auto inside = fs::weakly_canonical(path, error).lexically_relative(folder).string();
+    return path.empty() || error || inside.starts_with("..") ? "" : inside;
+  };
+  if (!in_folder(resume).empty()) return;  // which continues the run
+  for (const char* flag : {"config", "init-weights", "checkpoint"}) {
+    const auto inside = in_folder(values.text(flag));
+    const auto is_listed = [&](const fs::path& file) {
+      return (file.lexically_relative(folder).string() + "/").starts_with(inside + "/");
+    };
+    if (inside.empty() || !((inside == "." && is_run_folder(folder)) || inside == "config.toml" ||
+                            (inside.starts_with("checkpoints/") && train::is_checkpoint_name(inside)) ||
+                            std::ranges::any_of(train::RunFolder(folder).files(), is_listed)))
+      continue;
+    throw UsageError(std::string("--") + flag + ": " + one_line(values.text(flag)) +
+                     " belongs to the run that --overwrite replaces, which a new run cannot begin from; use "
+                     "another --out");
+  }
 }
 
 }  // namespace
@@ -330,20 +354,23 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.is_true("help-all")) help_and_exit(whole_help_text(command));
   Values values;
   if (typed.given("config")) {
-    const auto file = train::where_set_aside(typed.text("config"), overwritten_by(typed)).string();
-    values = for_flag("--config", [&] { return settings::read_toml(file, command); });
+    train::put_back_half_replaced(typed.text("config"));
+    values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
   } else if (!typed.given("eval")) {  // which trains nothing
     require(command, typed);
   }
   values.overlay(typed);
-  for (const char* flag : {"init-weights", "eval"})
-    if (values.given(flag)) add_settings_of_run(values, flag, task);
+  check_not_overwritten(values);
+  if (values.given("eval")) add_settings_of_run(values, "eval", task);
+  Values of_run;
+  if (values.given("init-weights")) of_run = add_settings_of_run(values, "init-weights", task);
   values.apply(command.settings, task.name);
   if (process_env("RANK").value_or("0") == "0")
     for (const auto& note : values.notes) log_info(note);
   task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
-  for (const auto& [name, given] : values.all()) config.stated.insert(name);
+  for (const auto& [name, given] : values.all())
+    if (!of_run.given(name)) config.stated.insert(name);  // a resumed run has its own
   settle(config, task);
   if (typed.is_true("print-config"))
     print_and_exit("# A line such as \"# out = ...\" shows an example; the setting itself has no value.\n" +
@@ -529,9 +556,16 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
     const auto& setting = settings[i];
     const auto key = setting.key();
     if (!setting.belongs_to(config.task) || !setting.kept || !setting.is_flag || !was.contains(key) ||
-        was[key] == is[key] || std::ranges::find(kOfEachRun, setting.name) != kOfEachRun.end())
+        was[key] == is[key])
       continue;
     const bool stated = config.stated.contains(setting.name);
+    const std::string separator = resumed.changes.empty() ? "--" : ", --";
+    if (std::ranges::find(kOfEachRun, setting.name) != kOfEachRun.end()) {
+      if (setting.name == "epochs" && !stated)
+        resumed.changes +=
+            separator + "epochs " + shown(is[key]) + ", the default, replaces the run's " + shown(was[key]);
+      continue;
+    }
     if (setting.name == "optimizer" && stated)
       throw UsageError("--optimizer: expected " + shown(was[key]) + ", whose state the checkpoint has, got " +
                        shown(is[key]));
@@ -540,8 +574,8 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
       assign(setting, was[key]);
       merged[key] = was[key];
     } else {
-      resumed.changes += (resumed.changes.empty() ? "--" : ", --") + setting.name + " " + shown(is[key]) +
-                         " replaces the checkpoint's " + shown(was[key]);
+      resumed.changes +=
+          separator + setting.name + " " + shown(is[key]) + " replaces the checkpoint's " + shown(was[key]);
     }
   }
   if (was.contains("weight_decay") && was["weight_decay"].is_null())

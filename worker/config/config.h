@@ -188,6 +188,9 @@ std::filesystem::path make_new_folder(const std::filesystem::path& parent, const
 /// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
+/// Runs that were set aside stay if the command line names them, or files in them.
+void keep_named_runs();
+
 /// Keeps other processes from using the run folder until this one ends. Again once it has another
 /// checkpoints/, so that the earlier one is free. throws as make_run_folder()
 void lock_run_folder(const std::filesystem::path& folder);

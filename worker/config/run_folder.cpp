@@ -110,14 +110,6 @@ std::string git_commit() {
   return commit;
 }
 
-/// A run that was set aside in the folder stays if the command line names it, or a file in it.
-void keep_what_is_named(const fs::path& folder) {
-  std::ifstream file("/proc/self/cmdline");
-  for (std::string word; std::getline(file, word, '\0');)
-    if (leads_into(word.starts_with("--") ? word.substr(word.find('=') + 1) : word, folder, "replaced-"))
-      return train::RunFolder(folder).remove_replaced(/*keeps=*/true);
-}
-
 /// The command that continues the run, made from what was typed; the rest is in the checkpoint. Where no
 /// single command has started all ranks, or ddprun has hidden a secret, only its flags.
 train::NextCommand command_to_continue(const Config& config, const ddp::ProcessGroup& group,
@@ -156,6 +148,18 @@ train::NextCommand command_to_continue(const Config& config, const ddp::ProcessG
 
 }  // namespace
 
+void keep_named_runs() {
+  std::ifstream file("/proc/self/cmdline");
+  for (std::string word; std::getline(file, word, '\0');) try {
+      auto path = fs::weakly_canonical(word.starts_with("--") ? word.substr(word.find('=') + 1) : word);
+      for (; path.has_relative_path(); path = path.parent_path())
+        if (path.filename().string().starts_with("replaced-") && is_there(path / "run.json"))
+          if (const auto free = lock_folder(path)) train::RunFolder(path).keep();
+    } catch (
+        const std::exception&) {  // another user's perhaps: if it is gone when it is read, that is an error
+    }
+}
+
 void lock_run_folder(const fs::path& folder) {
   static std::map<fs::path, std::vector<FolderLock>> locks;
   locks[folder] = train::lock_run_folder(folder);
@@ -179,11 +183,14 @@ fs::path make_run_folder(const Config& config) {
       !resume.empty() && resume != "auto" && !is_there(resume))
     throw UsageError("--resume: expected a checkpoint, a run's folder or auto, got '" + resume.string() +
                      "', which does not exist");
-  const auto folder = config.train.out.empty() ? make_new_folder("runs", config.task) : config.train.out;
+  const bool is_new = config.train.out.empty();
+  const auto folder = is_new ? make_new_folder("runs", config.task) : config.train.out;
+  if (is_new && !config.train.checkpoint.resume.empty())
+    log_info("--resume: a new run begins in " + folder.string() +
+             "; to go on in the run that wrote the checkpoint, add --out with its folder");
   create_folders(folder);
   create_folders(folder / "checkpoints");
   lock_run_folder(folder);
-  keep_what_is_named(folder);
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);

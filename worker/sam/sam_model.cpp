@@ -186,7 +186,7 @@ Sam new_or_released(const worker::Config& config) {
   const bool is_restated = config.stated.contains("architecture") || config.stated.contains("image-size");
   if (config.resumes && !config.resumed_shape.empty() && (!released.empty() || !is_restated))
     return Sam(parse_sam_config(config.resumed_shape, "the checkpoint's model"));
-  if (!released.empty()) return read_sam(train::where_set_aside(released, config.train.overwritten()));
+  if (!released.empty()) return read_sam(released);
   auto shape = sam_architecture(config.sam.architecture);
   if (const auto side = config.sam.image_size; side > 0) {
     shape.vision.image_size = shape.prompt_encoder.image_size = side;

@@ -115,8 +115,7 @@ GivenWeights read_given_weights(const Config& config) {
   const auto &init = config.model.init_weights, &eval = config.model.eval;
   if (!eval.empty()) return {eval, train::read_weights(eval, train::WeightsOf::kAveragesIfAny)};
   if (init.empty() || config.resumes) return {};
-  const auto file =
-      checkpoint_of(train::where_set_aside(init, config.train.overwritten()), "--init-weights: ");
+  const auto file = checkpoint_of(init, "--init-weights: ");
   return {file, train::read_weights(file)};
 }
 

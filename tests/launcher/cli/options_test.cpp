@@ -201,10 +201,10 @@ TEST_CASE("help and version need no program and no other flag to be right", "[op
 
 TEST_CASE("only the command line asks for the help, the version or a dry run", "[options]") {
   // Container files often have a variable for the version of a program.
-  for (const char* value : {"1", "0.1.0"}) {
+  for (const char* value : {"1", "0.1.0", "bash"}) {
     const auto environment = [&](const std::string& name) -> std::optional<std::string> {
       if (name == "DDPRUN_VERSION" || name == "DDPRUN_HELP" || name == "PET_VERSION" ||
-          name == "DDPRUN_DRY_RUN")
+          name == "DDPRUN_DRY_RUN" || name == "DDPRUN_PRINT_COMPLETION")
         return value;
       return {};
     };
@@ -212,6 +212,7 @@ TEST_CASE("only the command line asks for the help, the version or a dry run", "
     CHECK_FALSE(options.help);
     CHECK_FALSE(options.version);
     CHECK_FALSE(options.dry_run);
+    CHECK(options.completion.empty());
     CHECK(parse_options({"--version"}, environment).version);
   }
   CHECK(unknown_variables({"DDPRUN_VERSION=0.1.0", "DDPRUN_HELP=1"}).empty());
@@ -397,6 +398,10 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
       {"nproc-per-nod = 1", "job.toml:1: unknown key 'nproc-per-nod': did you mean nproc-per-node?"},
       {"\nlog_dirr = 1", "job.toml:2: unknown key 'log_dirr': did you mean log_dir?"},
       {"config = \"a\"", "job.toml:1: unknown key 'config'"},
+      {"version = true", "job.toml:1: unknown key 'version'"},
+      {"help = true", "job.toml:1: unknown key 'help'"},
+      {"dry-run = true", "job.toml:1: unknown key 'dry-run'"},
+      {"print-completion = \"bash\"", "job.toml:1: unknown key 'print-completion'"},
       {"role = [\"a\", \"b\"]", "job.toml:1: role: expected a string, a number, true or false, got a list"},
       {"\n[section]\nrole = 1", "job.toml:2: unknown section [section]"},
       {"role = ", "job.toml:1: "},

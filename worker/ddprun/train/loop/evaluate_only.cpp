@@ -57,6 +57,7 @@ void evaluate_only(const Task& task, const TrainerOptions& options, const ddp::P
   nlohmann::ordered_json json = {{"task", task.name},
                                  {"weights", weights.string()},
                                  {"set", name},
+                                 {"data", task.data_source},
                                  {"samples", std::llround(totals.samples())},
                                  {"world_size", group.size()},
                                  {"seconds", seconds_since(begin)}};

@@ -248,36 +248,6 @@ void put_back_half_replaced(const fs::path& path) {
   }
 }
 
-fs::path where_set_aside(const fs::path& path, const fs::path& overwritten) {
-  put_back_half_replaced(path);
-  const auto runs = possible_runs(path);
-  for (const auto& run : runs) try {
-      std::error_code error;
-      const RunFolder folder(run);
-      if (folder.replaced().empty()) continue;
-      const auto inside = runs[0].lexically_relative(run);  // "." of the run itself
-      const bool overwrites = !overwritten.empty() && fs::equivalent(run, overwritten, error);
-      const auto replaced = folder.replaced(/*first=*/overwrites);  // others were interrupted since
-      const auto aside = inside == "." ? replaced : replaced / inside;
-      bool is_here;
-      if (overwrites)
-        is_here = fs::exists(run / "summary.json", error);  // it has ended, without checkpoints
-      else if (inside != ".")
-        is_here = fs::exists(path, error) && !fs::is_empty(path, error);  // best/ may be left empty
-      else
-        is_here = std::ranges::any_of(state_files(folder), [&](const auto& state) {
-          return state.identity.run == folder.identity().run;
-        });
-      if (is_here || !fs::exists(aside, error)) continue;
-      if (process_env("RANK").value_or("0") == "0")
-        log_info(one_line(path.string()) + " is now in " + one_line(aside.string()) +
-                 ": --overwrite set it aside");
-      return aside;
-    } catch (const IoError&) {  // nothing there is known to be a run's
-    }
-  return path;
-}
-
 std::string where_replaced(const fs::path& folder) {
   std::error_code error;
   std::vector<std::string> runs;

@@ -30,16 +30,6 @@ std::shared_ptr<void> only_training_in(const std::filesystem::path& folder);
 /// throws  IoError also if the run cannot move back
 void put_back_half_replaced(const std::filesystem::path& path);
 
-/// Where a run's folder, or a file in it, is now, if an --overwrite has set it aside and has no checkpoint
-/// yet. Rank 0 then logs it. Else the path itself.
-///
-/// overwritten  a run that the command replaces: until the new one has a checkpoint, or ends, the one that
-/// was
-///              set aside is meant, as when the command began. Empty: none
-/// throws  as put_back_half_replaced()
-std::filesystem::path where_set_aside(const std::filesystem::path& path,
-                                      const std::filesystem::path& overwritten = {});
-
 /// For a message: the earlier runs that were set aside in the folder, or nothing.
 std::string where_replaced(const std::filesystem::path& folder);
 

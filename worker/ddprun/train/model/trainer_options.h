@@ -101,7 +101,6 @@ struct TrainerOptions {
   /// `checkpoint.resume` continues it or `overwrite` sets it aside.
   std::filesystem::path out;
   bool overwrite = false;
-  std::filesystem::path overwritten() const { return overwrite ? out : std::filesystem::path(); }
   std::string config_json = "{}";  ///< the run's settings, stored in its checkpoints
   OptimOptions optim;
   /// With resume: gets the checkpoint's config_json on every rank, or "" if there is no checkpoint; may

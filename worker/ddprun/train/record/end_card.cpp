@@ -29,26 +29,7 @@ void EndCard::add(const std::string& label, const std::string& text) {
 }
 
 void EndCard::add(const NextCommand& command) {
-  std::vector<std::string> pieces;  // a flag stays on one line with its value
-  for (const auto& word : command.words) {
-    if (!pieces.empty() && pieces.back().starts_with("--") &&
-        pieces.back().find_first_of(" =") == std::string::npos && !word.starts_with("--"))
-      pieces.back() += " " + word;
-    else
-      pieces.push_back(word);
-  }
-  auto line = padded(command.label);
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const std::size_t end = i + 1 < pieces.size() ? 2 : 0;  // " \"
-    if (i > 0 && line.size() + 1 + pieces[i].size() + end > kColumns) {
-      lines_.push_back(line + " \\");
-      line.assign(kLabel + 2, ' ');
-    } else if (i > 0) {
-      line += ' ';
-    }
-    line += pieces[i];
-  }
-  lines_.push_back(line);
+  lines_.push_back(padded(command.label) + joined(command.words, " "));
 }
 
 std::string figures_text(const report::MetricRow& row, const std::string& set) {

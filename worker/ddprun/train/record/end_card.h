@@ -14,10 +14,10 @@ class EndCard {
  public:
   /// Omits a line without text.
   void add(const std::string& label, const std::string& text);
-  /// Breaks a long command between words, so that it can still be copied into a shell.
+  /// On one line, however long it is: so it can be copied from behind what ddprun puts before a line.
   void add(const NextCommand& command);
 
-  /// At most 80 columns with what ddprun puts before a line, except for single words that are longer.
+  /// At most 80 columns with what ddprun puts before a line, except for commands and single long words.
   const std::vector<std::string>& lines() const { return lines_; }
 
  private:

@@ -292,8 +292,10 @@ void RunLog::finish(const RunSummary& summary) {
         formatted(" in %.1f s", summary.seconds));
   for (std::size_t rank = 0; rank < summary.memory.gpus.size(); ++rank)
     print(describe(summary.memory.gpus[rank], static_cast<int>(rank)));
-  if (!summary.stop_reason.empty())
-    print("stopped at step " + std::to_string(summary.steps) + ": " + summary.stop_reason);
+  const auto most = run_.options.max_steps;
+  const bool is_last = most > 0 && summary.steps >= most && summary.epochs < run_.options.epochs;
+  if (const auto& why = is_last ? "--max-steps=" + std::to_string(most) : summary.stop_reason; !why.empty())
+    print("stopped at step " + std::to_string(summary.steps) + ": " + why);
   // A path is bytes, JSON is UTF-8.
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -321,12 +323,12 @@ EndCard RunLog::results(const RunSummary& summary) const {
       best = best_row(report::read_metrics_csv(record_->metrics_path()), run_.monitor, run_.mode);
     } catch (const IoError&) {  // on a full disk
     }
+  const auto epoch = static_cast<std::int64_t>(find_metric(best, "epoch").value_or(0)) + 1;
   if (const auto value = find_metric(best, run_.monitor))
     card.add("best",
              run_.monitor +
-                 formatted(" %.4g in epoch %.0f of %ld", *value, find_metric(best, "epoch").value_or(0) + 1,
-                           std::max<std::int64_t>(1, summary.epochs)) +
-                 (kept ? ": " + inside(run_.options.out, summary.best_checkpoint) : ", not kept"));
+                 formatted(" %.4g in epoch %ld of %ld", *value, epoch, std::max(epoch, summary.epochs)) +
+                 (kept ? ": " + inside(run_.options.out, summary.best_checkpoint) : " (no checkpoint)"));
   const auto add = [&](const char* label, const std::optional<Totals>& totals, const std::string& set) {
     report::MetricRow row;
     if (totals) totals->append_to(row, set);

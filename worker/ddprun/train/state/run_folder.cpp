@@ -189,8 +189,8 @@ fs::path RunFolder::set_aside(const std::vector<std::string>& names, bool overwr
     if (!is_ours || all.contains(file) || all.contains(shards)) all.insert({file, shards});
   }
   for (const auto& name : all)
-    if (const auto link = (overwrites || is_checkpoint(name)) ? link_above(folder_, name) : fs::path();
-        !link.empty() && is_there(folder_ / name))
+    if (const auto link = link_above(folder_, name, name.extension() == kShardsEnd);
+        !link.empty() && (overwrites || is_checkpoint(name)) && is_there(folder_ / name))
       throw IoError(link, "is a link, behind which nothing is moved; move it, or use another --out");
   if (identity_.run.empty() || !overwrites) return move_to("earlier", std::move(all));
   set_aside_ = true;
@@ -228,7 +228,8 @@ fs::path RunFolder::move_to(const std::string& run, std::set<fs::path> names) {
     throw;
   }
   log_info((run == "earlier" ? "the earlier files are in " : "the earlier run's files are in ") +
-           to.string() + (run == "earlier" ? "" : " until this run has its first checkpoint"));
+           to.string() +
+           (run == "earlier" ? "" : " until this run has its first checkpoint, and are then removed"));
   return to;
 }
 
@@ -487,15 +488,17 @@ void RunFolder::remove_replaced(bool keeps) {
       if (!is_there(path / kList) || fs::is_symlink(path)) continue;
       const auto free = lock_folder(path);  // null: it is being resumed
       RunFolder replaced(path);
-      const auto is_linked = [&](const auto& file) { return !link_above(path, file.first).empty(); };
+      const auto is_linked = [&](const auto& file) {
+        return !link_above(path, file.first, file.first.ends_with(kShardsEnd)).empty();
+      };
       if (std::ranges::any_of(replaced.files_, is_linked)) continue;  // its user has put a part elsewhere
       if (!keeps && free != nullptr && replaced.set_aside_)
         replaced.remove_all();
       else if (!keeps)
         log_warning(path.string() + ": this replaced run was resumed, or named by a command, and is kept");
-      else if (free != nullptr && std::exchange(replaced.set_aside_, false))
-        replaced.save();
-    } catch (const IoError& error) {
+      else if (free != nullptr)
+        replaced.keep();
+    } catch (const std::exception& error) {
       log_warning(error.what());
     }
   if (!std::exchange(replaced_, {}).empty()) save();
@@ -503,10 +506,9 @@ void RunFolder::remove_replaced(bool keeps) {
 
 /// And the folders that are then empty.
 void RunFolder::remove_all() {
-  std::error_code error;
-  for (const auto& path : files()) fs::remove(path, error);
+  for (const auto& path : files()) try_remove(path);
   remove_unused_shards();
-  fs::remove(folder_ / kList, error);
+  try_remove(folder_ / kList);
   remove_empty_folders(folder_);
 }
 

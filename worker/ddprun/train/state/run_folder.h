@@ -50,10 +50,8 @@ class RunFolder {
   /// 0: not listed.
   std::int64_t branch_of(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
-  /// The folder of the last (or first) run that this one replaces, until it has a checkpoint; empty: none.
-  std::filesystem::path replaced(bool first = false) const {
-    return replaced_.empty() ? "" : folder_ / (first ? replaced_.front() : replaced_.back());
-  }
+  /// The folder of the last run that this one replaces, until it has a checkpoint; empty: none.
+  std::filesystem::path replaced() const { return replaced_.empty() ? "" : folder_ / replaced_.back(); }
   /// The limits within which a run without last.pt, which would say so, has ended; empty: it goes on.
   const std::string& ended_within() const { return ended_within_; }
   void end_within(const std::string& limits);
@@ -104,6 +102,7 @@ class RunFolder {
   void remove_unused_shards();
   /// Removes of these files what is listed.
   void remove(std::vector<std::filesystem::path> files, bool list_changed = false);
+  void keep() { return std::exchange(set_aside_, false) ? save(true) : void(); }  ///< stays, though set aside
   /// The run has a checkpoint: removes the listed files of those that it replaced, unless one was resumed.
   void remove_replaced(bool keeps = false);  ///< keeps: nobody removes them any more
 

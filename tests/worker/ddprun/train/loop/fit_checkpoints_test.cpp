@@ -85,6 +85,15 @@ Task make_task(const AtStep& at_step = {}) {
   return task;
 }
 
+/// The same task, whose losses and val_acc are larger by this.
+Task raised(Task task, double losses, double acc) {
+  task.compute_loss = [compute_loss = task.compute_loss, losses, acc](const data::Batch& batch) {
+    const auto result = compute_loss(batch);
+    return BatchResult{result.losses + losses, {{"acc", result.measures.at(0).second + acc}}};
+  };
+  return task;
+}
+
 TrainerOptions options_in(const fs::path& out, std::int64_t epochs) {
   fs::create_directories(out);
   TrainerOptions options;
@@ -382,6 +391,33 @@ TEST_CASE("the time limit is kept however often there are checkpoints", "[fit]")
         "the time is up");
 }
 
+TEST_CASE("the time limit of a resumed run includes the time that its parts before have taken", "[fit]") {
+  constexpr std::chrono::milliseconds kLimit{1500}, kFirstStep{1200}, kStep{10};
+  const TempDir dir;
+  auto options = options_in(dir.path(), 1000);
+  options.checkpoint.top_k = 0;
+  options.max_seconds = kLimit.count() / 1e3;
+  options.checkpoint.every_steps = 1;
+  const auto killed = [&](std::int64_t step) {
+    if (step == 1) throw std::runtime_error("killed");
+    std::this_thread::sleep_for(kFirstStep);
+  };
+  CHECK_THROWS_WITH(run(make_task(killed), options), ContainsSubstring("killed"));
+  REQUIRE(read_checkpoint(options.out / "checkpoints/last.pt").step == 1);
+
+  const auto summary = [&] { return nlohmann::json::parse(read_file(options.out / "summary.json")); };
+  options.checkpoint.resume = "auto";
+  options.max_seconds = 1;
+  run(make_task([](std::int64_t) { throw std::runtime_error("no time is left"); }), options);
+  CHECK(summary()["stopped"] == kTimeIsUp);
+
+  options.max_seconds = kLimit.count() / 1e3;
+  run(make_task([&](std::int64_t) { std::this_thread::sleep_for(kStep); }), options);
+  CHECK(summary()["stopped"] == kTimeIsUp);
+  CHECK(summary()["seconds"] >= options.max_seconds);
+  CHECK(summary()["steps"] <= 1 + (kLimit - kFirstStep) / kStep + 1);  // with the whole limit five times that
+}
+
 TEST_CASE("SIGTERM after the last step ends the process, with its checkpoint on the disk", "[fit]") {
   const TempDir dir;
   auto task = make_task();
@@ -492,9 +528,9 @@ TEST_CASE("a resumed run that goes by another metric keeps no scores of the one 
   run(make_task(), options);
   options.checkpoint.resume = "auto";
   options.epochs = 3;
-  options.checkpoint.mode = "min";  // of a val_acc that is higher than before
+  options.checkpoint.mode = "min";
   options.checkpoint.patience = 1;
-  run(make_task(), options);
+  run(raised(make_task(), 0, 1), options);  // with a val_acc that is higher than before
   const auto summary = nlohmann::json::parse(read_file(options.out / "summary.json"));
   CHECK(fs::path(summary["best_checkpoint"].get<std::string>()).filename() == "epoch=2.pt");
   CHECK_FALSE(summary.contains("stopped"));
@@ -502,6 +538,45 @@ TEST_CASE("a resumed run that goes by another metric keeps no scores of the one 
   const auto plateau = read_checkpoint(options.out / "checkpoints/last.pt").lr_schedule.toGenericDict();
   CHECK(plateau.at("monitor").toStringRef() == "val_acc");
   CHECK(plateau.at("num_bad_epochs").toInt() == 0);
+}
+
+TEST_CASE("a resumed run with another --monitor judges by that metric alone", "[fit]") {
+  // No value of the second metric is better than the best one of the first: losses are above 5, and acc is at
+  // most 0.3.
+  const auto [before, after, mode] = GENERATE(table<std::string, std::string, std::string>(
+      {{"val_acc", "val_loss", "min"}, {"val_loss", "val_acc", "max"}, {"val_acc", "val_loss", ""}}));
+  CAPTURE(before, after, mode);
+  const TempDir dir;
+  const auto task = raised(make_task(), 5, 0);
+  auto options = options_in(dir.path(), mode.empty() ? 2 : 3);
+  options.checkpoint.monitor = before;
+  options.checkpoint.mode = mode;
+  options.checkpoint.patience = 1;
+  options.optim.schedule = LrScheduleKind::kPlateau;
+  run(task, options);
+  const auto summary = [&] { return nlohmann::json::parse(read_file(options.out / "summary.json")); };
+  const auto best = [&] { return fs::path(summary()["best_checkpoint"].get<std::string>()).filename(); };
+  const auto earlier_best = best();
+  REQUIRE(summary()["epochs"] == 2);
+  REQUIRE(summary().contains("stopped") == !mode.empty());  // by the first metric, which the second run lifts
+
+  options.checkpoint.resume = "auto";
+  options.checkpoint.monitor = after;
+  options.epochs = 3;
+  run(task, options);
+  CHECK(summary()["epochs"] == 3);
+  CHECK_FALSE(summary().contains("stopped"));
+  CHECK(best() == "epoch=2.pt");
+  CHECK(checkpoints_in(options.out).contains(earlier_best));  // the second metric has no reason to replace it
+  const auto last = read_checkpoint(options.out / "checkpoints/last.pt");
+  const auto plateau = last.lr_schedule.toGenericDict();
+  CHECK(plateau.at("monitor").toStringRef() == after);
+  CHECK(plateau.at("num_bad_epochs").toInt() == 0);
+  for (const auto& [name, state] : last.callbacks) {
+    CAPTURE(name);
+    if (!name.starts_with("EarlyStopping") && !name.starts_with("ModelCheckpoint")) continue;
+    CHECK(name.find("{'monitor': '" + after + "'") != std::string::npos);
+  }
 }
 
 TEST_CASE("a checkpoint that a newer version wrote is no reason to start from scratch", "[fit]") {

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
@@ -326,6 +327,38 @@ TEST_CASE("a damaged shard is named, and --resume auto takes the checkpoint befo
   train(3);
   CHECK(find_resume(dir.path()).state.world_size == 3);
   CHECK(find_resume(dir.path()).state.step > second.step / 2);
+}
+
+TEST_CASE("a shard index with bools for integers is refused, and a shard with other bytes for bools",
+          "[sharded_checkpoint]") {
+  const TempDir dir;
+  const auto path = dir.path() / "a.pt";
+  const std::string bytes = {1, 0, 2, 1};
+  fs::create_directory(dir.path() / "a.shards");
+  write_file_atomic(dir.path() / "a.shards/rank-0", bytes);
+  ShardIndex index;
+  index.units = {{.shard_numel = 4, .parameters = {{"mask", 0, {4}, {1}}}}};
+  index.pieces = {{"model", 0, at::kByte, 0}};
+  index.names = {{"mask", "mask"}};
+  index.folder = "a.shards";
+  index.bytes = 4;
+  index.checksums = {{crc32_of(bytes)}};
+  const auto text = to_text(index);
+  CHECK(ShardReader(path, text).whole("model", "mask").sum().item<int>() == 4);
+
+  for (const char* place : {"/pieces/0/1", "/pieces/0/3", "/units/0/parameters/0/1", "/bytes"}) {
+    CAPTURE(place);
+    auto with_bool = nlohmann::json::parse(text);
+    with_bool[nlohmann::json::json_pointer(place)] = false;
+    CHECK_THROWS_WITH(ShardReader(path, with_bool.dump()),
+                      ContainsSubstring(path.string() +
+                                        ": damaged, expected an index of shards: expected text and integers, "
+                                        "got boolean"));
+  }
+  index.pieces[0].dtype = at::kBool;
+  CHECK_THROWS_WITH(
+      ShardReader(path, to_text(index)).whole("model", "mask"),
+      ContainsSubstring("a.shards/rank-0: 'model' of mask holds bools that are neither 0 nor 1"));
 }
 
 TEST_CASE("ranks without a common disk resume, each from its own file, or are told which file is missing",
