@@ -69,6 +69,14 @@ TEST_CASE("a run's folder stands for its best checkpoint, and brings the run's m
   said({"export", run.string(), (dir.path() / "a.safetensors").string()});
   said({"export", best, (dir.path() / "b.safetensors").string()});
   CHECK(read_file(dir.path() / "a.safetensors") == read_file(dir.path() / "b.safetensors"));
+
+  fs::rename(dir.path() / "data", dir.path() / "moved");
+  CHECK_THAT(said({"cifar10", "--eval=" + best}, 2),
+             ContainsSubstring(best + " was trained on " + (dir.path() / "data").string() +
+                               ", which is not here; add --data\n"));
+  trained("cifar10", 0, dir.path() / "moved-data",  // none of the run's limits
+          {"--eval=" + best, "--data=" + (dir.path() / "moved").string()});
+  CHECK(json_in(dir.path() / "moved-data/evaluation.json")["samples"] == 20);
 }
 
 TEST_CASE("resuming a run's folder continues in it from its newest checkpoint", "[training]") {

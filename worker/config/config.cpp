@@ -293,16 +293,31 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
   if (const auto of = was.value("task", task.name); of != task.name)
     throw UsageError("--" + flag + ": " + run.string() + (weights == run ? " is of" : " is a run of") +
                      " the task " + of);
-  for (const auto& setting : settings)
-    if (const auto value = was.find(setting.key());
-        value != was.end() && !value->is_null() &&
-        (std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() ||
-         (flag == "eval" &&
-          (setting.section == "data" || setting.name == "seed" || setting.name == "precision"))))
-      add(setting.name, {value->is_string() ? value->get<std::string>() : value->dump(), weights.string()});
+  const bool other_points =
+      values.given("points") || values.given("points-per-image") || values.given("prompts-per-image");
+  const auto is_of_data = [&](const settings::Setting& setting) {
+    const bool of_points = setting.name.starts_with("points") || setting.name == "prompts-per-image";
+    return setting.section == "data" && !values.given("data") && !(other_points && of_points);
+  };
+  for (const auto& setting : settings) {
+    const auto value = was.find(setting.key());
+    if (value == was.end() || value->is_null()) continue;
+    const auto text = value->is_string() ? value->get<std::string>() : value->dump();
+    const bool of_model = std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end();
+    if (!of_model &&
+        (flag != "eval" || !(is_of_data(setting) || setting.name == "seed" || setting.name == "precision")))
+      continue;
+    std::error_code error;
+    if (setting.name == "data" && text.find('/') != std::string::npos &&
+        !std::filesystem::exists(text, error))
+      throw UsageError("--" + flag + ": " + weights.string() + " was trained on " + one_line(text) +
+                       ", which is not here; add --data");
+    add(setting.name, {text, weights.string()});
+  }
   // It may have been another file since, or that of another model that the run began with.
   const auto folder = weights == run ? run.parent_path().parent_path() : run;
-  if (const auto shape = folder / "best/config.json"; task.name == "sam" && std::filesystem::exists(shape))
+  if (const auto shape = folder / "best/config.json";
+      task.name == "sam" && is_run_folder(folder) && std::filesystem::exists(shape))
     add("architecture", {shape.string(), shape.string()});
   values.overlay(own);
   return own;
@@ -324,18 +339,24 @@ void check_not_overwritten(const Values& values) {
     return path.empty() || error || inside.starts_with("..") ? "" : inside;
   };
   if (!in_folder(resume).empty()) return;  // which continues the run
-  for (const char* flag : {"config", "init-weights", "checkpoint"}) {
+  for (const char* flag : {"config", "init-weights", "checkpoint", "architecture"}) {
     const auto inside = in_folder(values.text(flag));
+    if (inside.empty()) continue;
+    const std::string begin = std::string("--") + flag + ": " + one_line(values.text(flag));
+    if (inside == "config.toml")
+      throw UsageError(begin + " is where the run writes its own settings; use another --out");
+    // A folder of save_pretrained's may be the run's as well: what it reads there is not the run's.
+    const bool is_run = inside == "." && is_run_folder(folder) &&
+                        !(std::string(flag) == "checkpoint" && fs::exists(folder / "config.json", error));
     const auto is_listed = [&](const fs::path& file) {
-      return (file.lexically_relative(folder).string() + "/").starts_with(inside + "/");
+      return inside != "." && (file.lexically_relative(folder).string() + "/").starts_with(inside + "/");
     };
-    if (inside.empty() || !((inside == "." && is_run_folder(folder)) || inside == "config.toml" ||
-                            (inside.starts_with("checkpoints/") && train::is_checkpoint_name(inside)) ||
-                            std::ranges::any_of(train::RunFolder(folder).files(), is_listed)))
-      continue;
-    throw UsageError(std::string("--") + flag + ": " + one_line(values.text(flag)) +
-                     " belongs to the run that --overwrite replaces, which a new run cannot begin from; use "
-                     "another --out");
+    if (is_run || (inside.starts_with("checkpoints/") && train::is_checkpoint_name(inside)) ||
+        std::ranges::any_of(train::RunFolder(folder).files(), is_listed))
+      throw UsageError(
+          begin +
+          " belongs to the run that --overwrite replaces, which a new run cannot begin from; use "
+          "another --out");
   }
 }
 

@@ -149,15 +149,21 @@ train::NextCommand command_to_continue(const Config& config, const ddp::ProcessG
 }  // namespace
 
 void keep_named_runs() {
+  static std::vector<FolderLock> held;
   std::ifstream file("/proc/self/cmdline");
-  for (std::string word; std::getline(file, word, '\0');) try {
-      auto path = fs::weakly_canonical(word.starts_with("--") ? word.substr(word.find('=') + 1) : word);
-      for (; path.has_relative_path(); path = path.parent_path())
-        if (path.filename().string().starts_with("replaced-") && is_there(path / "run.json"))
-          if (const auto free = lock_folder(path)) train::RunFolder(path).keep();
-    } catch (
-        const std::exception&) {  // another user's perhaps: if it is gone when it is read, that is an error
-    }
+  for (std::string word; std::getline(file, word, '\0');) {
+    std::error_code error;
+    auto path = fs::weakly_canonical(word.starts_with("--") ? word.substr(word.find('=') + 1) : word, error);
+    for (; path.has_relative_path(); path = path.parent_path()) try {
+        if (!path.filename().string().starts_with("replaced-") || !is_there(path / "run.json")) continue;
+        if (auto free = lock_folder(path)) {
+          held.push_back(std::move(free));
+          train::RunFolder(path).keep();
+          held.pop_back();
+        }
+      } catch (const IoError&) {  // another user's, perhaps, or on a full disk: the lock keeps it meanwhile
+      }
+  }
 }
 
 void lock_run_folder(const fs::path& folder) {

@@ -292,10 +292,11 @@ void RunLog::finish(const RunSummary& summary) {
         formatted(" in %.1f s", summary.seconds));
   for (std::size_t rank = 0; rank < summary.memory.gpus.size(); ++rank)
     print(describe(summary.memory.gpus[rank], static_cast<int>(rank)));
+  auto why = summary.stop_reason;
   const auto most = run_.options.max_steps;
-  const bool is_last = most > 0 && summary.steps >= most && summary.epochs < run_.options.epochs;
-  if (const auto& why = is_last ? "--max-steps=" + std::to_string(most) : summary.stop_reason; !why.empty())
-    print("stopped at step " + std::to_string(summary.steps) + ": " + why);
+  if (why.empty() && most > 0 && summary.steps >= most && summary.epochs < run_.options.epochs)
+    why = "--max-steps=" + std::to_string(most);
+  if (!why.empty()) print("stopped at step " + std::to_string(summary.steps) + ": " + why);
   // A path is bytes, JSON is UTF-8.
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
