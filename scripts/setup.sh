@@ -125,9 +125,9 @@ setup_image_builder() {
 # Likewise, for the test that looks at the report page. Ubuntu has it only as a snap, which this does not install.
 setup_browser() {
   if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
-  if apt-cache policy chromium 2>/dev/null | grep -q 'Candidate: [0-9].*'; then
-    install_packages chromium && return
-  fi
+  local policy
+  policy=$(apt-cache policy chromium 2>/dev/null) # not into a pipe: grep -q may end before apt-cache has written all
+  if [[ $policy =~ Candidate:\ [0-9] ]]; then install_packages chromium && return; fi
   say "warning: no chromium to be had; the test of the report page in a browser will be skipped"
 }
 
