@@ -80,7 +80,9 @@ TEST_CASE(
   CHECK(json["set"] == "validation");
   CHECK(json["samples"] == 250);
   check_figures(json, read_summary(dir.path() / "linear"), "val", "acc");
-  json = evaluation("linear", 0, dir.path() / "b", last("linear"), {});
+  json = evaluation("linear", 3, dir.path() / "a", last("linear"), {});  // as the run had it
+  CHECK(json["set"] == "validation");
+  json = evaluation("linear", 0, dir.path() / "b", last("linear"), {"--val-split=0"});
   CHECK(json["set"] == "training");
   CHECK(json["samples"] == 1000);
 
