@@ -96,14 +96,22 @@ fs::path write_table(const fs::path& path, int rows) {
   return path;
 }
 
-/// Killed as it renames the file.
-Command killed_at(const fs::path& file, Command command) {
-  const std::vector<std::string> strace = {
-      "strace", "-f",        "-qq",
-      "-o",     "/dev/null", "-P",
-      file,     "-e",        "inject=rename,renameat,renameat2:signal=KILL"};
+/// With something injected into system calls that concern the path, as strace's --inject has it.
+Command injected(const std::string& what, const fs::path& path, Command command) {
+  const std::vector<std::string> strace = {"strace", "-f", "-qq",           "-o", "/dev/null", "-P",
+                                           path,     "-e", "inject=" + what};
   command.argv.insert(command.argv.begin(), strace.begin(), strace.end());
   return command;
+}
+
+/// Killed as it renames the file.
+Command killed_at(const fs::path& file, Command command) {
+  return injected("rename,renameat,renameat2:signal=KILL", file, std::move(command));
+}
+
+/// Takes five seconds to open the data.
+Command slow_to_load(const fs::path& data, Command command) {
+  return injected("openat:delay_enter=5000000", data, std::move(command));
 }
 
 /// In a tensor's data, which only a whole reading finds.
@@ -761,11 +769,7 @@ TEST_CASE("a run that is to be continued is not overwritten while the data is lo
   const auto out = dir.path() / "run", table = write_table(dir.path() / "table.csv", 64);
   const auto data = "--data=" + table.string();
   require_success(linear(out, {"--epochs=1", data}));
-  auto slow = linear(out, {"--resume=auto", "--epochs=2", data});
-  const std::vector<std::string> strace = {
-      "strace", "-f", "-qq", "-o", "/dev/null", "-P", table, "-e", "inject=openat:delay_enter=5000000"};
-  slow.argv.insert(slow.argv.begin(), strace.begin(), strace.end());
-  Child continued(slow);
+  Child continued(slow_to_load(table, linear(out, {"--resume=auto", "--epochs=2", data})));
   REQUIRE(wait_until([&] { return lock_folder(out) == nullptr; }));
   const auto refused = end_of(linear(out, {"--overwrite", "--epochs=1", data}));
   CHECK_THAT(refused.err, ContainsSubstring("another run is using " + out.string() + " now"));
@@ -819,10 +823,7 @@ TEST_CASE("a run that was set aside stays from the moment that a training is to 
   const bool elsewhere = GENERATE(false, true);
   auto slow = linear(dir.path() / "new", {"--resume=" + aside.string(), "--epochs=2", data});
   if (!elsewhere) std::erase_if(slow.argv, [](const auto& word) { return word.starts_with("--out"); });
-  const std::vector<std::string> strace = {
-      "strace", "-f", "-qq", "-o", "/dev/null", "-P", table, "-e", "inject=openat:delay_enter=5000000"};
-  slow.argv.insert(slow.argv.begin(), strace.begin(), strace.end());
-  Child continued(slow);
+  Child continued(slow_to_load(table, slow));
   REQUIRE(wait_until([&] { return read_file(aside / "run.json").find("set_aside") == std::string::npos; }));
   require_success(linear(out, {"--overwrite", "--epochs=1", data}));
   CHECK(continued.wait(kTraining) == ExitStatus::exited(0));

@@ -171,9 +171,8 @@ int run_prune_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker prune";
   command.description =
-      "removes all checkpoints of a run but the newest one and the best one of each branch. Removes only "
-      "what "
-      "the run has listed in run.json.";
+      "removes all checkpoints of a run but the newest one and the best one of each branch. Removes "
+      "only what the run has listed in run.json.";
   command.positionals = {{"folder", "RUN"}};
   command.settings = {
       settings::help_flag(), settings::path("folder", folder, "its folder").not_a_flag(),

@@ -353,10 +353,9 @@ void check_not_overwritten(const Values& values) {
     };
     if (is_run || (inside.starts_with("checkpoints/") && train::is_checkpoint_name(inside)) ||
         std::ranges::any_of(train::RunFolder(folder).files(), is_listed))
-      throw UsageError(
-          begin +
-          " belongs to the run that --overwrite replaces, which a new run cannot begin from; use "
-          "another --out");
+      throw UsageError(begin +
+                       " belongs to the run that --overwrite replaces, which a new run cannot begin "
+                       "from; use another --out");
   }
 }
 
