@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <deque>
+#include <regex>
 
 #include "tests/integration/training_job.h"
 #include "tests/network/network.h"
@@ -127,6 +128,8 @@ TEST_CASE("worker env --network names the node whose link is slow", "[training]"
   CHECK_THAT(nodes[0].out(), ContainsSubstring("\n  slowest                       rank 2 on h2, 0.02") &&
                                  ContainsSubstring("wrong: rank 2: network: expected about ") &&
                                  !ContainsSubstring("wrong: rank 0") && !ContainsSubstring("wrong: rank 1"));
+  for (const std::string rank : {"0", "1", "2"})  // each node's own bandwidth, in the last column
+    CHECK(std::regex_search(nodes[0].out(), std::regex("\n *" + rank + " +h" + rank + " .* [0-9.]+\n")));
 }
 
 TEST_CASE("workers ask no name server for the names of peers", "[training]") {

@@ -37,9 +37,11 @@ def check_checksums(build, folder):
     (scripts / "build.sh").write_text("#!/bin/sh\n")  # it is built
     (scripts / "build.sh").chmod(0o755)
     (folder / "build-portable").symlink_to(build)
+    dist.mkdir()
+    (dist / "made-before.whl").write_bytes(b"wheel")
     run("bash", scripts / "package.sh", "deb")
     [package] = dist.glob("*.deb")
-    assert run("sha256sum", "-c", "SHA256SUMS", cwd=dist) == f"{package.name}: OK\n"
+    assert run("sha256sum", "-c", "SHA256SUMS", cwd=dist) == f"{package.name}: OK\nmade-before.whl: OK\n"
     package.write_bytes(package.read_bytes() + b"x")
     done = subprocess.run(["sha256sum", "-c", "--status", "SHA256SUMS"], cwd=dist)
     assert done.returncode == 1, done.returncode

@@ -42,6 +42,8 @@ class Examples(unittest.TestCase):
         self.assertLessEqual(len(README.splitlines()), 110)
         versions = re.split(r"^## ", (SOURCE / "CHANGELOG.md").read_text(), flags=re.M)[1:]
         self.assertLessEqual(max(len(version.splitlines()) for version in versions), 60)
+        [version] = re.findall(r"^project\(ddprun VERSION (\S+)", (SOURCE / "CMakeLists.txt").read_text(), flags=re.M)
+        self.assertEqual(version, versions[0].split()[0])
 
     def test_the_index_leads_to_the_answers_of_five_questions(self):
         """Each within two hops, and within 300 words from where its link leads."""

@@ -149,6 +149,21 @@ class Manifests(unittest.TestCase):
             # The image of docs/kubernetes.md has no tag, so that by default the nodes would not use the one that they have.
             self.assertEqual("IfNotPresent", Pods(name).container["imagePullPolicy"], name)
 
+    def test_the_pods_have_numbers_and_names_before_they_are_ready(self):
+        for name in MANIFESTS:
+            documents = {each["kind"]: each["spec"] for each, _ in read((FOLDER / name).read_text())}
+            pods = Pods(name)
+            if "Service" in documents:
+                network = documents["Service"]
+                self.assertEqual("None", network["clusterIP"], name)
+            else:
+                network = (documents.get("JobSet") or documents["ClusterTrainingRuntime"]["template"]["spec"])["network"]
+            self.assertTrue(network["publishNotReadyAddresses"], name)
+            self.assertEqual("Indexed", pods.job.get("completionMode", "Indexed"), name)  # JobSet's own default
+            if name != "trainjob.yaml":  # whose number of nodes is the trainer's
+                self.assertEqual((2, 2), (pods.job["completions"], pods.job["parallelism"]), name)
+            self.assertNotIn("lifecycle", pods.container, name)  # as the page says: ddprun saves at SIGTERM
+
     def test_a_wrong_field_or_value_would_be_seen(self):
         text = (FOLDER / "job.yaml").read_text()
         [(given, known)] = [each for each in read(text.replace("completionMode", "completionsMode")) if each[0]["kind"] == "Job"]
@@ -202,8 +217,8 @@ class Running(unittest.TestCase):
 
     def test_codes_for_which_another_attempt_is_useless(self):
         for name in MANIFESTS:
-            for program, code in ["./not-there", 127], ["/etc/passwd", 126]:
-                codes, output = Pods(name).run([program])
+            for program, code in [["./not-there"], 127], [["/etc/passwd"], 126], [["--no-such-flag", "true"], 2]:
+                codes, output = Pods(name).run(program)
                 self.assertEqual([code, code], codes, output)
 
     @unittest.skipUnless(PID_1, "no right to make a PID namespace")

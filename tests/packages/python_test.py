@@ -100,7 +100,7 @@ for step in range(1, 140):
         os.close(of_a_child)
         self.assertEqual(b"", os.read(own, 100))
 
-    def test_the_report_has_the_recorded_error_and_where_it_came_from(self):
+    def test_the_report_has_the_recorded_error_and_where_it_came_from_once(self):
         code, said = job("""
 import ddprun, os, time
 @ddprun.record
@@ -109,10 +109,10 @@ def main(what):
         raise KeyError(what)
     time.sleep(60)
 main("no such 'label'")
-""")
+""", "--prefix")
         self.assertEqual(1, code, said)
         self.assertIn('''KeyError: "no such 'label'"''', said)
-        self.assertIn("in main", said)
+        self.assertEqual(1, said.count("in main\n"), said)  # as it happened, and not in the report again
 
     def test_an_error_file_that_is_there_stays(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -259,7 +259,7 @@ class Jobs(unittest.TestCase):
         """A job whose first node has the coordinator, with both nodes in a round."""
         first = self.start(*words, port=first_port, nnodes=nnodes)
         wait_for(first.has_coordinator)
-        second = self.start(*words, nnodes=nnodes)
+        second = self.start("--rdzv-backend=etcd-v2", *words, nnodes=nnodes)  # torchrun's other word for the same
         wait_for(lambda: first.begun(2) and second.begun(2))
         return first, second
 

@@ -42,6 +42,16 @@ local \$LOCAL_RANK of \$LOCAL_WORLD_SIZE, group \$GROUP_RANK of \$GROUP_WORLD_SI
   passed "several tasks a node are the workers"
 }
 
+excluded() {
+  echo 'echo "rank $RANK of $WORLD_SIZE on node $SLURM_NODEID"' >program.sh
+  # shellcheck disable=SC2016
+  submit --nodes=2 --output=excluded.out --wrap='srun $ddprun --exclude="$(scontrol show hostnames | head -n 1)" --nproc-per-node=2 sh ./program.sh'
+  expect_end COMPLETED 0:0
+  for rank in 0 1; do expect_line excluded.out "rank $rank of 2 on node 1"; done
+  [ "$(grep -c "^rank" excluded.out)" = 2 ] || fail "expected no rank on the excluded node"
+  passed "a node is left out"
+}
+
 # Each task has a ddprun of its own, and only rank 0 prints.
 silent_tasks() {
   cat >program.sh <<'PROGRAM'
@@ -121,6 +131,7 @@ lost() {
 exit_code
 readme_line
 several_tasks_a_node
+excluded
 silent_tasks
 two_jobs_in_a_step
 submitted_by_a_worker
