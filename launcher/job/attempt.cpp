@@ -355,8 +355,6 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
   const Round& round = attempt.round = next.round;
   attempt.round_start = Clock::now();
   parts.port = std::move(next.port);
-  const auto give_up = gives_up(job);
-  co_await job.outputs.make_folders(round.number, round.workers, give_up);
   std::vector<bool> lost;
   RoundNotice notice{round.number, round.restart_count, round.master_addr, round.master_port, {}};
   for (std::size_t i = 0; i < attempt.specs.size(); ++i) {
@@ -364,6 +362,12 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
     if (lost.back()) notice.lost.push_back(attempt.specs[i].rank);
   }
   if (notice.lost.size() > 1) log_warning("replacing ranks " + listed(notice.lost));
+  // First of all: one whose collective has failed soon takes it for an error of its own. Disks and forks may
+  // take seconds.
+  for (std::size_t i = 0; i < attempt.specs.size(); ++i)
+    if (!lost[i]) parts.rounds.tell(i, notice, attempt.specs[i].rank == 0 ? parts.store_fd() : -1);
+  const auto give_up = gives_up(job);
+  co_await job.outputs.make_folders(round.number, round.workers, give_up);
   const WorkerEnds ends = open_ends(parts, job, round, lost);
   auto specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto plans = job.outputs.plan(round.number, specs);
@@ -394,8 +398,6 @@ asio::awaitable<bool> begin_round(Job& job, Supervisor& supervisor, Attempt& att
     old.worker = std::move(std::get<Worker>(replaced));
     attempt.lost.push_back(std::move(old));
   }
-  for (std::size_t i = 0; i < specs.size(); ++i)
-    if (!lost[i]) parts.rounds.tell(i, notice, specs[i].rank == 0 ? parts.store_fd() : -1);
   if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
   note_running_once_announced(job, supervisor, attempt, parts);
   co_return true;

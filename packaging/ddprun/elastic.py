@@ -36,6 +36,7 @@ import os
 import pathlib
 import pickle
 import random
+import signal
 import socket
 import stat
 import struct
@@ -58,12 +59,16 @@ __all__ = ["RoundOver", "State", "run"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_LEAVE_WITHIN = 60.0  # seconds that a rank has to leave its round once the next one has begun
+_HINT_AFTER = 60.0  # seconds after which a rank that has not left its round says so
+_PATIENCE_WITH_PEERS = 15.0  # seconds to wait, after a collective has failed, for ddprun to say why
 _ABORT_AFTER = 0.3  # seconds; needed because a silent host does not close its connections
 _STEPS_WITHOUT_COMMIT = 100  # in a round, after which rank 0 prints a line
 _BUCKET = 32 << 20  # bytes per broadcast
 _LOOK_EVERY = 0.002  # seconds between two looks at which ranks have arrived
 _REMOVE_INIT = "remove your call of init_process_group, because elastic.run() makes a group in each round"
+
+
+_OF_PEERS: Tuple[type, ...] = tuple(getattr(dist, name) for name in ("DistBackendError", "DistNetworkError", "DistStoreError") if hasattr(dist, name))
 
 
 class RoundOver(Exception):
@@ -155,7 +160,7 @@ class State:
         self._keep(look=not self._looked)
         if self._shards is not None:
             self._shards.commit(self._commits, self._kept)
-        if self._memory_every > 0 and self._commits % self._memory_every == 0:
+        if self._memory_every > 0 and self._commits % self._memory_every == 0 and _Rounds.owns_memory():
             self._memory.keep(self._commits, self._payload)
         if not self._looked:  # the function may have moved or sharded the model
             self._looked = True
@@ -221,7 +226,8 @@ class State:
             raise RuntimeError("elastic: save() does not write shards: use torch.distributed.checkpoint for a State(..., replicate=True)")
         if self._rounds is not None and self._steps_since > 0:
             raise RuntimeError("elastic: save() between an optimizer's step and commit(), or within that: call it after the next commit()")
-        if dist.is_initialized() and dist.get_rank() != 0:
+        rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK") or 0)  # also before and after the function
+        if rank != 0:
             return
         payload = self._payload(saving=True)
         _check_readable(payload)
@@ -370,7 +376,7 @@ class State:
 
     def _take_from_memory(self) -> None:
         """In a new process: takes the state that ddprun holds, if that is newer."""
-        kept = None if self._connected else self._memory.newest(self._commits)
+        kept = None if self._connected or not _Rounds.owns_memory() else self._memory.newest(self._commits)
         if kept is not None:
             try:
                 self._restore_all(torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True))
@@ -564,7 +570,7 @@ def run(
                     try:
                         return rounds.one(state, function, arguments, keywords)
                     except Exception as error:
-                        if not rounds.next():
+                        if not rounds.next(error):
                             raise
                         traceback.clear_frames(error.__traceback__)  # or what the frames made for the group would live on
                         if state._shards is not None:
@@ -733,16 +739,23 @@ class _Rounds:
     _hinted = False
     running = False  # a decorated function is
 
+    @classmethod
+    def owns_memory(cls) -> bool:
+        """Whether the state in ddprun's memory is of the call that runs. A new process begins with the first call, so only that one's is kept: the
+        State of a later call, as of another fold, must not begin with it."""
+        return cls._calls <= 1
+
     def __init__(self, backend: str, timeout: datetime.timedelta) -> None:
         self._backend, self._timeout = backend, timeout
         self._round = int(os.environ.get("DDPRUN_ROUND") or 0)
         self._socket = _socket_of("DDPRUN_ROUND_FD", socket.SOCK_SEQPACKET)
         self._told = threading.Condition()
         self._newest: Optional[Tuple[Dict[str, Any], Optional[int]]] = None  # a later round, and rank 0's socket
-        self._abort_at = self._leave_until = float("inf")
+        self._abort_at = self._hint_at = self._leave_until = float("inf")
         self._over = self._ended = self._warned = False
         self.recovering = self._socket is not None  # this rank would go on if another one were lost
         self._store: Any = None
+        self._forming: Optional[int] = None  # the port of the store in which the ranks look for each other
         if self._socket is not None or _Rounds._calls > 0:
             _Rounds._calls += 1
         if self._socket is None:
@@ -762,7 +775,7 @@ class _Rounds:
         if self._socket is not None:
             why_not = state._why_not()
         if why_not and not self._warned and os.environ.get("RANK") == "0":
-            last = "the state in memory" if state._memory_every > 0 else "your checkpoint"
+            last = "the state in memory" if state._memory_every > 0 and _Rounds.owns_memory() else "your checkpoint"
             print(f"elastic: if a rank is lost, all start again from {last}: {why_not}", file=sys.stderr, flush=True)
         self._warned = self._warned or bool(why_not)
         self.recovering = self._socket is not None and not why_not
@@ -800,18 +813,20 @@ class _Rounds:
         self._say(False)
         return result
 
-    def next(self) -> bool:
+    def next(self, error: Exception) -> bool:
         """After an exception: whether the loss of a rank caused it. If so, the next round begins."""
         if self._socket is None:
             return False
         patience = 3.0 if int(os.environ.get("GROUP_WORLD_SIZE") or 1) > 1 else 0.5
+        if isinstance(error, _OF_PEERS) or "gloo" in str(error).lower():  # ddprun may be waiting for a disk before it tells
+            patience = _PATIENCE_WITH_PEERS
         with self._told:
             if not self._told.wait_for(lambda: self._newest is not None, patience):
                 return False
             notice, listening = self._newest  # type: ignore[misc]
             self._newest = None
-            self._abort_at = self._leave_until = float("inf")
-            self._over = False
+            self._abort_at = self._hint_at = self._leave_until = float("inf")
+            self._over, self._forming = False, None
         self._leave()
         self._round = notice["round"]
         os.environ.update(
@@ -861,11 +876,15 @@ class _Rounds:
         store = dist.PrefixStore(f"ddprun/{self._round}", self._store)
         store.add("here", 1)
         self._until(lambda: store.add("here", 0) >= world)
+        self._forming = port
+        with contextlib.suppress(AttributeError):
+            dist.distributed_c10d._world.group_count = 0  # it names keys of the store, and counts a group that could not be formed
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
+        self._forming = None
 
     def _until(self, there: Callable[[], bool]) -> None:
         """Waits for the other ranks of the round. Some may take minutes to start, and others may be lost meanwhile."""
-        deadline = time.monotonic() + self._timeout.total_seconds()
+        deadline = time.monotonic() + self._timeout.total_seconds() + 30  # longer than a rank may take to leave the round before
         while not there():
             self.check()
             if time.monotonic() > deadline:
@@ -912,7 +931,8 @@ class _Rounds:
                     self._newest = (notice, descriptors.pop(0) if descriptors else None)
                     self._over = True
                     self._abort_at = min(self._abort_at, time.monotonic() + _ABORT_AFTER)
-                    self._leave_until = min(self._leave_until, time.monotonic() + _LEAVE_WITHIN)
+                    self._leave_until = min(self._leave_until, time.monotonic() + self._timeout.total_seconds())
+                    self._hint_at = min(self._hint_at, time.monotonic() + _HINT_AFTER)
                     self._told.notify_all()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -925,14 +945,18 @@ class _Rounds:
             if now < self._abort_at:
                 return
             self._abort_at = now + 1
-            late = now > self._leave_until
+            late, hint = now > self._leave_until, now > self._hint_at
+            self._hint_at = float("inf") if hint else self._hint_at
             groups = _groups()  # under the lock: later, these might be the groups of the next round
-            connections = _connections(groups, self._timeout)
+            connections = _connections(groups, self._timeout, self._forming)
         _shut_down(connections)
         _abort(groups)
+        if hint:
+            print(f"elastic: another rank was lost, and rank {os.environ.get('RANK')} has not left its round after {_HINT_AFTER:.0f} s: the others wait "
+                  "until it calls commit() or a collective", file=sys.stderr, flush=True)
         if late:
-            print(f"elastic: another rank was lost, and this one could not leave its round within {_LEAVE_WITHIN:.0f} s", file=sys.stderr, flush=True)
-            os._exit(1)
+            print(f"elastic: another rank was lost, and this one could not leave its round within {self._timeout}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)  # it is replaced as a lost rank is, whatever exit codes --restart-on-codes names
 
 
 def _groups() -> List[Any]:
@@ -940,9 +964,10 @@ def _groups() -> List[Any]:
     return [group for group, _ in sorted(names, key=lambda item: item[1], reverse=True)]
 
 
-def _connections(groups: List[Any], timeout: datetime.timedelta) -> List[int]:
-    """The groups' connections over Gloo. Gloo does not expose them, but only its sockets have a group's timeout for both receiving and sending."""
-    timeouts = {timeout.total_seconds()} if groups else set()
+def _connections(groups: List[Any], timeout: datetime.timedelta, store: Optional[int] = None) -> List[int]:
+    """The groups' connections over Gloo. Gloo does not expose them, but only its sockets have a group's timeout for both receiving and sending.
+    store: while a group forms, its store's port; those who look for the others there wait on connections to it."""
+    timeouts = {timeout.total_seconds()} if groups or store is not None else set()
     for group in groups:
         with contextlib.suppress(Exception):  # this group has no Gloo
             gloo = group._get_backend(torch.device("cpu"))
@@ -950,6 +975,8 @@ def _connections(groups: List[Any], timeout: datetime.timedelta) -> List[int]:
     timeouts.discard(0.0)
 
     def is_connection(descriptor: int) -> bool:
+        if store is not None and _peer_port(descriptor) == store:
+            return True
         limits = [_limit(descriptor, option) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
         return limits[0] == limits[1] and any(-1e-5 < limits[0] - seconds < 0.011 for seconds in timeouts)  # or up to one tick more
 
@@ -972,6 +999,14 @@ def _limit(descriptor: int, option: int) -> float:
     limit, size = (ctypes.c_long * 2)(), ctypes.c_uint(ctypes.sizeof(ctypes.c_long) * 2)
     ctypes.CDLL(None).getsockopt(descriptor, socket.SOL_SOCKET, option, limit, ctypes.byref(size))
     return limit[0] + limit[1] / 1e6
+
+
+def _peer_port(descriptor: int) -> int:
+    """0: not connected, or not over IP. As _limit(), it leaves the descriptor as it is."""
+    address, size = (ctypes.c_uint8 * 28)(), ctypes.c_uint(28)
+    failed = ctypes.CDLL(None).getpeername(descriptor, address, ctypes.byref(size))
+    family = int.from_bytes(bytes(address[:2]), sys.byteorder)
+    return 0 if failed or family not in (socket.AF_INET, socket.AF_INET6) else int.from_bytes(bytes(address[2:4]), "big")
 
 
 def _shut_down(connections: List[int]) -> None:

@@ -264,6 +264,20 @@ TEST_CASE("a signal while a disk makes folders slowly ends the job before it sta
   CHECK(count_of("does not answer", strace.err()) == 0);
 }
 
+TEST_CASE("the others hear of a new round before a slow disk has its folders", "[recover][stalled]") {
+  const TempDir folder;
+  if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");
+  const auto events = folder.path() / "events";
+  Child strace(traced(
+      job({"--nproc-per-node=2", "--max-restarts=1", "--recover=rank", "--log-dir", folder.path() / "logs",
+           "--tee=3", "--events-json", events},
+          {"recovers", "true", "--old-rank", "1", "kill", "9", "--old", "wait-for-round", "--all", "meet"}),
+      {"-e", "inject=mkdirat:delay_enter=1500000", "-e", "trace=mkdirat"}));
+  REQUIRE(strace.wait_for_output("lost [1] in round 1"));
+  CHECK(count_of("\"started\"", read_file(events)) == 2);  // the lost one's replacement is not there yet
+  CHECK(strace.wait() == ExitStatus::exited(0));
+}
+
 TEST_CASE("a second signal ends the wait for a disk that --result-json is written to", "[stalled]") {
   const TempDir folder;
   if (std::system("strace -V > /dev/null 2>&1") != 0) skip("strace is missing");

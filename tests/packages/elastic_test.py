@@ -209,6 +209,99 @@ class SilentHost(unittest.TestCase):
                 self.assertLess(float(at) - float(lost), 25, out)  # 60 where the timeout of a collective, or of leaving, ends it
 
 
+# Rank 1 is lost in step 5 of round 0; what happens then is the case's.
+LOST = NET + """
+import datetime, signal, subprocess, time
+state = elastic.State(model=net, optimizer=optimizer, step=0)
+case, own_round = os.environ["CASE"], os.environ.get("DDPRUN_ROUND")
+if case == "dies as the group forms":
+    original = dist.init_process_group
+    def init(*arguments, **keywords):
+        if rank == 1 and os.environ["DDPRUN_ROUND"] == "1": os.kill(os.getpid(), 9)
+        original(*arguments, **keywords)
+    dist.init_process_group = init
+elastic._HINT_AFTER = 0.5
+@elastic.run(state, timeout=datetime.timedelta(seconds=3 if case == "swallows" else 300))
+def train():
+    for step in range(state.step, 10):
+        lost = step == 5 and os.environ["DDPRUN_ROUND"] == "0"
+        if lost and rank == 1:
+            if case == "ddprun answers late":
+                subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getppid()}"], start_new_session=True)
+                os.kill(os.getppid(), signal.SIGSTOP)
+            os.kill(os.getpid(), 9)
+        if lost and case == "evaluates": time.sleep(3)
+        if lost and case == "swallows":
+            while True:
+                try: dist.barrier()
+                except Exception: time.sleep(0.1)
+        optimizer.zero_grad()
+        loss = (net(torch.full((2, 3), 1 / (step + 1))) - 1).square().sum()
+        loss.backward()
+        for parameter in net.parameters(): dist.all_reduce(parameter.grad)
+        optimizer.step()
+        state.step = step + 1
+        state.commit()
+    print(f"rank {rank}: {net.weight.sum().item():.9g} after {state.commits}", flush=True)
+train()
+"""
+
+
+class Lost(unittest.TestCase):
+    def check(self, case, rounds, *flags):
+        begin = time.monotonic()
+        code, out, err = run(LOST, "--nproc-per-node=2", "--recover=rank", "--max-restarts=3", "--restart-on-codes=SIGKILL", *flags, CASE=case)
+        self.assertEqual(0, code, err)
+        self.assertEqual(rounds, err.count("replacing only this rank"), err)
+        self.assertNotIn("restarting all", err)
+        self.assertLess(time.monotonic() - begin, 100, err)
+        self.assertEqual(2, len(set(out.splitlines())), out)
+        weights = re.findall(r": (.*) after 10", out)
+        self.assertEqual(weights[:1] * 2, weights, out)
+        return weights[0], err
+
+    def test_a_rank_that_evaluates_meanwhile_is_waited_for(self):
+        weights, _ = self.check("nothing more", 1)
+        same, err = self.check("evaluates", 1)
+        self.assertEqual(weights, same)
+        self.assertIn("elastic: another rank was lost, and rank 0 has not left its round after 0 s: ", err)
+
+    def test_a_rank_that_never_leaves_its_round_is_replaced_as_a_lost_one(self):
+        _, err = self.check("swallows", 2)
+        self.assertIn("could not leave its round within 0:00:03", err)
+
+    def test_a_rank_may_be_lost_while_the_group_forms(self):
+        self.check("dies as the group forms", 2)
+
+    def test_a_collective_that_fails_long_before_ddprun_can_tell_is_no_failure_of_the_rank(self):
+        self.check("ddprun answers late", 1)
+
+
+TWO_STATES = NET + """
+import io
+for fold in range(2):
+    net = torch.nn.Linear(3, 1)
+    state = elastic.State(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), memory_every=1)
+    @elastic.run(state)
+    def train():
+        print(f"rank {rank}, fold {fold} begins at {state.commits}", flush=True)
+        for _ in range(5): state.commit()
+        if state._memory._writing is not None: state._memory._writing.join()
+        dist.barrier()
+    train()
+    if rank == 1: torch.save = None  # only rank 0 saves, also after the function
+    state.save(os.environ["SAVED"])
+"""
+
+
+class TwoStates(unittest.TestCase):
+    def test_a_second_one_does_not_begin_with_the_memory_of_the_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run(TWO_STATES, "--nproc-per-node=2", "--recover=rank", "--max-restarts=1", SAVED=f"{folder}/state.pt")
+        self.assertEqual(0, code, err)
+        self.assertEqual([f"rank {rank}, fold {fold} begins at 0" for rank in range(2) for fold in range(2)], sorted(out.splitlines()))
+
+
 THREE = NET + """
 state = elastic.State(model=net, of=None)
 @elastic.run(state)
