@@ -82,9 +82,13 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, InMemory& in_me
     lock_run_folder(folder.path());
     if (!memory.begun) write_run_files(folder, config, group);
   };
-  config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
-                                                const std::string& checkpoint_json) {
+  const bool found_none = !memory.begun && !memory.state && in_memory.checkpoint_settings->empty();
+  config.train.on_resume = [&config, on_rank_0, found_none](train::TrainerOptions& options,
+                                                            const std::string& checkpoint_json) {
     if (checkpoint_json.empty()) return;
+    if (found_none)
+      throw UsageError("--resume: a checkpoint has appeared in " + config.train.out.string() +
+                       " while the data was loaded, with settings of its own; start again");
     const auto resumed = resumed_config(config, checkpoint_json, entry_of(config.task));
     options.optim_before = resumed.before.train.optim;
     if (on_rank_0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
@@ -198,6 +202,12 @@ void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
   std::error_code error;
   if (group.rank() == 0 && resume != "auto" && std::filesystem::is_directory(resume, error)) {
     const bool same = out.empty() || std::filesystem::equivalent(out, resume, error);
+    if (same && !std::filesystem::exists(resume / std::filesystem::path("summary.json"), error) &&
+        train::state_files(train::RunFolder(resume)).empty())
+      throw UsageError("--resume: " + resume +
+                       " has no checkpoint yet, which would tell its settings; begin it again with its own "
+                       "flags and --resume=auto --out=" +
+                       resume);
     if (!same || train::RunFolder(resume).identity().run.empty())
       from = checkpoint_of(resume, "--resume: ", Kept::kNewest).string();
     if (same) from = "auto";  // which also finds that the run has ended, or has no checkpoint yet
@@ -238,11 +248,9 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
     put_back_runs(config, group);
     const bool only_looks = config.find_lr || config.find_batch_size;  // loads no checkpoint
-    const bool trains = !only_looks && !config.summary && !config.estimate && config.model.eval.empty();
-    if (trains && group.rank() == 0) keep_named_runs();
     settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
-    if (trains && group.rank() == 0) hold_resumed_run(config);
+    if (trains(config) && group.rank() == 0) hold_resumed_run(config);
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     memory.task.finish_loading();

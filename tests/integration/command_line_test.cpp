@@ -101,8 +101,9 @@ TEST_CASE("a task's whole help begins with what people set most, and has each fl
 TEST_CASE("what another program's flags are taken as is said in a line each, by rank 0", "[training]") {
   for (const std::string rank : {"0", "1"}) {
     Command command;
-    command.argv = {WORKER_PROGRAM, "linear",         "--max-epochs=3", "--max-time",
-                    "00:10:00",     "--strategy=ddp", "--print-config"};
+    command.argv = {WORKER_PROGRAM,   "mnist",          "--max-epochs=3",    "--max-time=00:10:00",
+                    "--strategy=ddp", "--precision=16", "--accelerator=cpu", "--val-check-interval=1.0",
+                    "--print-config"};
     command.env = {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
     Child child(command);
     CHECK(child.wait(kTraining) == ExitStatus::exited(0));
@@ -110,7 +111,9 @@ TEST_CASE("what another program's flags are taken as is said in a line each, by 
     const auto said = child.err();
     for (const char* line :
          {"--max-epochs=3: taken as --epochs=3\n", "--max-time=00:10:00: taken as --max-time=10m\n",
-          "--strategy=ddp: several ranks train with DistributedDataParallel anyway\n"})
+          "--strategy=ddp: several ranks train with DistributedDataParallel anyway\n",
+          "--precision=16: taken as --precision=16-mixed\n", "--accelerator=cpu: taken as --device=cpu\n",
+          "--val-check-interval=1.0: validation follows every epoch anyway\n"})
       CHECK((said.find(line) != std::string::npos) == (rank == "0"));
   }
 }

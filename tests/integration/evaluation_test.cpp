@@ -82,6 +82,14 @@ TEST_CASE(
   check_figures(json, read_summary(dir.path() / "linear"), "val", "acc");
   json = evaluation("linear", 3, dir.path() / "a", last("linear"), {});  // as the run had it
   CHECK(json["set"] == "validation");
+  // Also where the run's data is given again, as it may have moved.
+  const auto table = dir.path() / "table.csv", moved = dir.path() / "moved.csv";
+  for (int i = 0; i < 40; ++i) std::ofstream(table, std::ios::app) << i % 7 << ',' << i % 2 << '\n';
+  train("linear", 0, dir.path() / "table", {"--epochs=1", "--val-split=0.25", "--data=" + table.string()});
+  fs::rename(table, moved);
+  json = evaluation("linear", 3, dir.path() / "a", last("table"), {"--data=" + moved.string()});
+  CHECK(json["set"] == "validation");
+  CHECK(json["samples"] == 10);
   json = evaluation("linear", 0, dir.path() / "b", last("linear"), {"--val-split=0"});
   CHECK(json["set"] == "training");
   CHECK(json["samples"] == 1000);

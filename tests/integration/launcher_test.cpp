@@ -221,6 +221,19 @@ TEST_CASE("a script that refuses one of ddprun's flags is followed by a line abo
   const std::string line = "ddprun's own flags, such as --tee, go before " + script + "\n";
   CHECK(Finished(ddprun_command({script, "--tee=3"})).err.ends_with(line));
   CHECK(count_of("ddprun's own flags", Finished(ddprun_command({script, "--lr=3"})).err) == 0);
+
+  // One that only launchers have is told of at once: a script that takes any flag would run on one rank
+  // unnoticed.
+  const std::string after = "--nproc-per-node=2 comes after " + script + ", so it goes to that program";
+  const auto refused = Finished(ddprun_command({script, "--nproc-per-node=2"}));
+  CHECK(refused.status == ExitStatus::exited(2));
+  CHECK(count_of(after, refused.err) == 1);
+  CHECK(count_of("ddprun's own flags", refused.err) == 0);
+  write_file_atomic(script, "");
+  const auto ignored = Finished(ddprun_command({script, "--nproc-per-node=2"}));
+  CHECK(ignored.status == ExitStatus::exited(0));
+  CHECK(count_of(after, ignored.err) == 1);
+  CHECK(Finished(ddprun_command({script, "--tee=3"})).err.empty());
 }
 
 TEST_CASE("a variable for the version, as container files have it, does not keep a job from running",

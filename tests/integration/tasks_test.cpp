@@ -293,6 +293,8 @@ TEST_CASE("cifar10 keeps the document's checkpoints and tests the best of them",
   const auto summary = read_summary(out);
   CHECK(summary.contains("val_acc"));
   CHECK(summary.contains("test_acc"));
+  CHECK(summary["best"]["step"] < summary["last"]["step"]);
+  CHECK(summary["best"]["val_loss"] != summary["last"]["val_loss"]);
   const std::string best = summary["best_checkpoint"];
   CHECK_THAT(best, ContainsSubstring("checkpoints/ddp-cifar10-epoch=00") && ContainsSubstring("-val_acc=0."));
   CHECK(fs::exists(best));

@@ -1,4 +1,7 @@
 // What people see when a training ends: its results, or one error.
+#include <regex>
+
+#include <ddprun/common/text.h>
 #include <ddprun/image/image_files.h>
 #include "tests/integration/sam_job.h"
 
@@ -49,6 +52,23 @@ TEST_CASE("a training ends with a card of its results and the next commands, fro
   REQUIRE(first != lines.end());
   for (auto line = first; line != lines.end(); ++line)  // the program's path is a single word
     CHECK((line->size() <= 69 || line->find(WORKER_PROGRAM) != std::string::npos));
+  for (const char* figure : {"completed: 3 epochs, [0-9]+ steps in [0-9.]+ s",
+                             "\n  speed       [0-9]+ samples/s", "\n  memory      [0-9]+ MiB"})
+    CHECK(std::regex_search(out, std::regex(figure)));
+
+  const auto check_printed = [&](const std::string& name, const std::string& said) {
+    const auto line =
+        std::ranges::find_if(lines, [&](const auto& each) { return each.starts_with("  " + name); });
+    REQUIRE(line != lines.end());
+    CAPTURE(*line);
+    Command printed{{"sh", "-c", line->substr(14)}};
+    printed.in_child = command.in_child;
+    Child next(printed);
+    CHECK(next.wait(kTraining) == ExitStatus::exited(0));
+    CHECK_THAT(next.out() + next.err(), ContainsSubstring(said));
+  };
+  check_printed("evaluate", "Validation set: ");
+  check_printed("continue", "Training completed: 6 epochs");
 }
 
 TEST_CASE("what a run reports is its best model, where one is kept, and its last one too", "[training]") {
@@ -109,7 +129,13 @@ TEST_CASE("a task that keeps its best model tests that one at the end, and says 
   CAPTURE(out);
   CHECK(lines_with(task == "mnist" ? "  test        test_loss " : "  validation  val_loss ", out) == 1);
   CHECK_THAT(out, ContainsSubstring(", of the best\n") && ContainsSubstring(" --eval " + run.string()));
-  CHECK_THAT(out, ContainsSubstring(", of the last epoch\n"));
+  CHECK_THAT(out, ContainsSubstring(", of the last epoch\n") && ContainsSubstring(" in epoch 1 of 3:"));
+  if (task == "mnist") {  // its pictures, too, are the best model's
+    const auto right = values_of(run, "test_acc");
+    REQUIRE(right.front() != right.back());
+    CHECK_THAT(read_file(run / "figures/confusion.svg"),
+               ContainsSubstring(formatted("%.2f %% of 100 right", 100 * std::stod(right.front()))));
+  }
   CHECK_THAT(read_file(run / "report.html"), ContainsSubstring("training loss, last epoch"));
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddprun/common/text.h>
+#include "tests/integration/node_job.h"
 #include "tests/integration/training_job.h"
 
 namespace ddprun::test {
@@ -211,6 +212,7 @@ TEST_CASE("a new run leaves alone what it did not write", "[training][run_folder
     CAPTURE(name);
     CHECK(after.at(name) == text);
   }
+  CHECK(after.contains("figures/lr.svg"));
   SECTION("a configuration, or a profile, of another program is not replaced") {
     const std::string name = GENERATE("config.toml", "profile/operators.txt", "profile/trace.json");
     const auto other = dir.path() / "other";
@@ -777,6 +779,74 @@ TEST_CASE("a run that is to be continued is not overwritten while the data is lo
   CHECK(values_of(out, "step").back() == "16");
 }
 
+TEST_CASE("a checkpoint that appears while the data is loaded is not continued with other settings",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto other = dir.path() / "other", out = dir.path() / "run", fifo = dir.path() / "slow.csv";
+  const auto table = write_table(dir.path() / "table.csv", 64);
+  require_success(linear(other, {"--epochs=1", "--lr=0.5", "--data=" + table.string()}));
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  Child late(linear(out, {"--resume=auto", "--epochs=2", "--data=" + fifo.string()}));
+  int data = -1;  // can be opened when the training has done so
+  REQUIRE(wait_until([&] { return (data = ::open(fifo.c_str(), O_WRONLY | O_NONBLOCK)) >= 0; }));
+  fs::copy(other, out, fs::copy_options::recursive);
+  const auto rows = read_file(table);
+  REQUIRE(::write(data, rows.data(), rows.size()) == static_cast<ssize_t>(rows.size()));
+  ::close(data);
+  CHECK(late.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(late.err(), ContainsSubstring("a checkpoint has appeared in " + out.string()));
+  CHECK(files_in(out) == files_in(other));
+}
+
+TEST_CASE("a run that was set aside stays from the moment that a command line names it",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1"}));
+  end_of(linear(out, {"--overwrite", "--log-indices=/nowhere/x"}));
+  const auto list = nlohmann::json::parse(read_file(out / "run.json"));
+  const auto aside = out / list["replaced"][0].get<std::string>();
+  const auto port = free_port();
+  auto waits = linear(dir.path() / "new", {"--init-weights=" + aside.string(), "--timeout=3"});
+  for (const auto& [name, value] :
+       {std::pair("RANK", "0"), std::pair("WORLD_SIZE", "2"), std::pair("LOCAL_RANK", "0"),
+        std::pair("MASTER_ADDR", "127.0.0.1"), std::pair("MASTER_PORT", port.c_str())})
+    waits.env[name] = value;  // for a rank 1 that does not come
+  CHECK(end_of(waits).status == ExitStatus::exited(1));
+  CHECK_THAT(read_file(aside / "run.json"), !ContainsSubstring("set_aside"));
+}
+
+TEST_CASE("a run whose settings no checkpoint tells yet is not begun again by its folder",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  end_of(linear(out, {"--lr=0.5", "--log-indices=/nowhere/x"}));
+  REQUIRE(fs::exists(out / "run.json"));
+  const auto before = files_in(out);
+  auto again = linear("", {"--epochs=1", "--resume=" + out.string()});
+  std::erase(again.argv, "--out=");
+  const auto refused = end_of(again);
+  CHECK(refused.status == ExitStatus::exited(2));
+  CHECK_THAT(refused.err, ContainsSubstring("--resume: " + out.string() + " has no checkpoint yet"));
+  CHECK(files_in(out) == before);
+  require_success(linear(out, {"--epochs=1", "--lr=0.5", "--resume=auto"}));
+}
+
+TEST_CASE("a new run does not begin from the one that it replaces though --resume=auto finds no checkpoint",
+          "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  require_success(linear(out, {"--epochs=1", "--no-save-last", "--save-top-k=0"}));
+  write(out / "mine.toml", "");
+  const auto weights = out / "summary.json";
+  const auto before = files_in(out);
+  const auto refused = end_of(
+      linear(out, {"--overwrite", "--resume=auto", "--epochs=2", "--init-weights=" + weights.string()}));
+  CHECK(refused.status == ExitStatus::exited(2));
+  CHECK_THAT(refused.err, ContainsSubstring("belongs to the run that --overwrite replaces"));
+  CHECK(files_in(out) == before);
+}
+
 TEST_CASE("a run that was set aside stays if another one that overwrites begins from it",
           "[training][run_folder]") {
   const TempDir dir;
@@ -1109,6 +1179,14 @@ TEST_CASE("worker runs lists what run.json and the files say", "[training][run_f
   check_row("epoch=1-step=16-v1.pt", {"2", "2", "16", scores[1]});
   check_row("epoch=0-step=8.pt", {"1", "1", "8", scores[0]});
   check_row("epoch=2-step=24.pt", {"1", "3", "24", "-"});
+
+  damage_tensor(checkpoints / "last.pt");  // of which a list reads only the head
+  const auto listed = end_of(worker({"runs", out.string()}));
+  CHECK(listed.status == ExitStatus::exited(0));
+  CHECK_THAT(listed.out, ContainsSubstring("epoch=1-step=16-v1.pt"));
+  damage(checkpoints / "last.pt");
+  const auto all = end_of(worker({"runs", (dir.path() / "runs").string()}));
+  CHECK_THAT(all.out, ContainsSubstring(out.string() + " "));
 }
 
 TEST_CASE("prune refuses a run of an older version, which has no run.json, and changes nothing",

@@ -138,6 +138,10 @@ TEST_CASE("a SAM run's folder is a model to predict with, to evaluate and to tra
   CHECK(predicted(run) == predicted(run + "/best"));
   trained("sam", 0, sam.dir.path() / "eval", {"--eval=" + run});
   CHECK(json_in(sam.dir.path() / "eval/evaluation.json")["set"] == "validation");
+  fs::copy_file(run + "/checkpoints/last.pt", sam.dir.path() / "alone.pt");  // has the shape itself
+  trained("sam", 0, sam.dir.path() / "eval-file", {"--eval=" + (sam.dir.path() / "alone.pt").string()});
+  trained("sam", 0, sam.dir.path() / "from-file",
+          {"--init-weights=" + (sam.dir.path() / "alone.pt").string(), "--max-steps=1"});
   trained("sam", 0, sam.dir.path() / "tuned", {"--checkpoint=" + run, "--max-steps=1"});
   trained("sam", 0, sam.dir.path() / "resumed", {"--resume=" + run, "--epochs=3"});
 }

@@ -51,6 +51,19 @@ TEST_CASE("the finder of rates suggests a rate that learns, on one rank and on t
   }
 }
 
+TEST_CASE("the finder of rates without --out leaves its picture and nothing else", "[training]") {
+  const TempDir dir;
+  Command command{{WORKER_PROGRAM, "linear", "--find-lr"}};
+  command.in_child = [&] {
+    if (::chdir(dir.path().c_str()) != 0) ::_exit(122);
+  };
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(dir.path())) left.push_back(entry.path().filename());
+  CHECK(left == std::vector<std::string>{"lr_finder.svg"});
+}
+
 TEST_CASE("a summary names the BatchNorm that a run will have", "[training]") {
   const TempDir dir;
   write_cifar10(dir.path() / "data", 100, 20);

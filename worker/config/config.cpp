@@ -266,13 +266,12 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
   } catch (const IoError&) {
     if (flag == "eval") throw;
   }
-  std::string was_json;  // of this checkpoint: config.toml may be that of a later branch
-  try {
-    if (weights != run || flag == "eval")
-      was_json = train::to_training_state(serialize::peek_pt(weights), weights).config_json;
-  } catch (const std::exception&) {  // weights alone, or a file that is not there, which is an error later
-    if (weights != run) throw;
-  }
+  bool has_shape = false;  // which no file need be there for
+  std::string was_json;    // of this checkpoint: config.toml may be that of a later branch
+  std::error_code error;
+  if (weights != run || (flag == "eval" && std::filesystem::is_regular_file(weights, error)))
+    if (const auto state = train::read_if_checkpoint(weights, /*with_tensors=*/false))
+      was_json = state->config_json, has_shape = !state->model_config.empty();
   if (was_json.empty()) return {};
   Config plain;  // with the task's defaults
   plain.task = task.name;
@@ -297,28 +296,24 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
       values.given("points") || values.given("points-per-image") || values.given("prompts-per-image");
   const auto is_of_data = [&](const settings::Setting& setting) {
     const bool of_points = setting.name.starts_with("points") || setting.name == "prompts-per-image";
-    return setting.section == "data" && !values.given("data") && !(other_points && of_points);
+    const bool may_be_other_data = values.given("data") && setting.name != "val-split";
+    return setting.section == "data" && !may_be_other_data && !(other_points && of_points);
   };
   for (const auto& setting : settings) {
     const auto value = was.find(setting.key());
     if (value == was.end() || value->is_null()) continue;
     const auto text = value->is_string() ? value->get<std::string>() : value->dump();
-    const bool of_model = std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end();
+    const bool of_model = std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() &&
+                          !(has_shape && setting.name == "architecture");
     if (!of_model &&
         (flag != "eval" || !(is_of_data(setting) || setting.name == "seed" || setting.name == "precision")))
       continue;
-    std::error_code error;
     if (setting.name == "data" && text.find('/') != std::string::npos &&
         !std::filesystem::exists(text, error))
       throw UsageError("--" + flag + ": " + weights.string() + " was trained on " + one_line(text) +
                        ", which is not here; add --data");
     add(setting.name, {text, weights.string()});
   }
-  // It may have been another file since, or that of another model that the run began with.
-  const auto folder = weights == run ? run.parent_path().parent_path() : run;
-  if (const auto shape = folder / "best/config.json";
-      task.name == "sam" && is_run_folder(folder) && std::filesystem::exists(shape))
-    add("architecture", {shape.string(), shape.string()});
   values.overlay(own);
   return own;
 }
@@ -328,7 +323,7 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
 void check_not_overwritten(const Values& values) {
   namespace fs = std::filesystem;
   const auto out = values.text("out"), resume = values.text("resume");
-  if (!values.is_true("overwrite") || out.empty() || resume == "auto" || values.given("eval") ||
+  if (!values.is_true("overwrite") || out.empty() || values.given("eval") ||
       process_env("RANK").value_or("0") != "0")
     return;
   train::put_back_half_replaced(out);
@@ -338,7 +333,9 @@ void check_not_overwritten(const Values& values) {
     const auto inside = fs::weakly_canonical(path, error).lexically_relative(folder).string();
     return path.empty() || error || inside.starts_with("..") ? "" : inside;
   };
-  if (!in_folder(resume).empty()) return;  // which continues the run
+  // Which continues the run.
+  if (resume == "auto" ? !train::state_files(train::RunFolder(out)).empty() : !in_folder(resume).empty())
+    return;
   for (const char* flag : {"config", "init-weights", "checkpoint", "architecture"}) {
     const auto inside = in_folder(values.text(flag));
     if (inside.empty()) continue;
@@ -396,6 +393,11 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
     print_and_exit("# A line such as \"# out = ...\" shows an example; the setting itself has no value.\n" +
                    to_toml(command, /*whole=*/true));
   return config;
+}
+
+bool trains(const Config& config) {
+  return !config.find_lr && !config.find_batch_size && !config.summary && !config.estimate &&
+         config.model.eval.empty();
 }
 
 void settle(Config& config, const TaskEntry& task) {

@@ -153,6 +153,9 @@ struct CommandEntry {
 Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks,
                     const std::vector<CommandEntry>& commands);
 
+/// Whether it is for a training: not for an evaluation, a search or a text.
+bool trains(const Config& config);
+
 /// Drops defaults that contradict stated settings. throws  UsageError for settings that exclude each other
 void settle(Config& config, const TaskEntry& task);
 
@@ -188,8 +191,9 @@ std::filesystem::path make_new_folder(const std::filesystem::path& parent, const
 /// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
-/// Runs that were set aside stay if the command line names them, or files in them.
-void keep_named_runs();
+/// Before anything waits: runs that were set aside stay if the command line of a training names them, or
+/// files in them.
+void keep_named_runs(const Config& config);
 
 /// Keeps other processes from using the run folder until this one ends. Again once it has another
 /// checkpoints/, so that the earlier one is free. throws as make_run_folder()

@@ -37,10 +37,17 @@ std::vector<fs::path> runs_in(const fs::path& folder) {
 
 BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
   BestCheckpoints best;
-  const auto newest = std::ranges::find_if(states, [](const auto& file) { return file.problem.empty(); });
+  train::TrainingState state;
+  auto newest = states.begin();
+  for (; newest != states.end(); ++newest) try {
+      if (!newest->problem.empty()) continue;
+      const auto value = serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"});
+      state = train::to_training_state(value, newest->path);
+      break;
+    } catch (const IoError& error) {
+      log_warning(error.what());
+    }
   if (newest == states.end()) return best;
-  const auto state = train::to_training_state(
-      serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
   for (const auto& [name, value] : state.callbacks) try {
       if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
       const train::DictReader policy(value, name);

@@ -15,7 +15,7 @@ bool is_run_folder(const std::filesystem::path& folder);
 std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 
 /// The best checkpoints that are there, and the metric that chose them; as the newest state that can be read
-/// lists them.
+/// lists them. One that cannot be read is logged.
 struct BestCheckpoints {
   std::string monitor;
   std::vector<std::pair<std::string, double>> scores;  ///< by file name, the best one first

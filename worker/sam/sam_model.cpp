@@ -187,14 +187,19 @@ Sam new_or_released(const worker::Config& config) {
   if (config.resumes && !config.resumed_shape.empty() && (!released.empty() || !is_restated))
     return Sam(parse_sam_config(config.resumed_shape, "the checkpoint's model"));
   if (!released.empty()) return read_sam(released);
-  auto shape = sam_architecture(config.sam.architecture);
+  const auto [file, tensors] = worker::read_given_weights(config);
+  // A run may have begun with a model that no setting names, and the file that one names may have changed.
+  const auto of_run = file.empty() || config.stated.contains("architecture")
+                          ? std::nullopt
+                          : train::read_if_checkpoint(file, /*with_tensors=*/false);
+  auto shape = of_run && !of_run->model_config.empty() ? parse_sam_config(of_run->model_config, file)
+                                                       : sam_architecture(config.sam.architecture);
   if (const auto side = config.sam.image_size; side > 0) {
     shape.vision.image_size = shape.prompt_encoder.image_size = side;
     if (const auto line = problem(shape); !line.empty()) throw UsageError("--image-size: " + line);
   }
   Sam model(shape);
-  if (const auto [file, tensors] = worker::read_given_weights(config); !file.empty())
-    load_sam_weights(*model, tensors, file);
+  if (!file.empty()) load_sam_weights(*model, tensors, file);
   return model;
 }
 

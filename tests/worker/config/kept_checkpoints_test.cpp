@@ -7,9 +7,11 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/serialize/dict_reader.h>
+#include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/run_folder.h>
 #include "tests/support/catch.h"
+#include "tests/worker/config/parse_words.h"
 
 using namespace ddprun;
 using namespace ddprun::test;
@@ -31,4 +33,18 @@ TEST_CASE("a checkpoint of Lightning without a list of the best ones has none", 
   for (const auto& models : damaged)
     CHECK_THROWS_WITH(best_of(make_state({{"best_model_path", ""}, {"best_k_models", models}})),
                       ContainsSubstring(path.string() + ": "));
+}
+
+TEST_CASE("a checkpoint of a newer version is not evaluated as weights without a run", "[kept_checkpoints]") {
+  const TempDir dir;
+  const auto path = dir.path() / "last.pt";
+  train::TrainingState state{.model = make_state(), .optimizer = make_state()};
+  state.config_json = R"({"task": "linear", "val_split": 0.25})";
+  train::save_checkpoint(path, state);
+  CHECK(parse({"linear", "--eval=" + path.string()}).data.val_split == 0.25);
+  auto root = serialize::read_pt(path).toGenericDict();
+  root.insert_or_assign("format", 3);
+  serialize::write_pt(path, root);
+  CHECK_THROWS_WITH(parse({"linear", "--eval=" + path.string()}),
+                    ContainsSubstring(path.string()) && ContainsSubstring("expected 1 or 2, got 3"));
 }

@@ -200,9 +200,10 @@ std::unique_ptr<RunFolder> begun_on_rank_0(Run& run, const Resumed* resumed) {
 std::string why_ended(const Run& run, const std::string& stop_reason, std::int64_t epoch, std::int64_t step) {
   const auto& options = run.options;
   if (!stop_reason.empty()) return stop_reason;
-  if (epoch >= options.epochs) return "--epochs=" + std::to_string(options.epochs) + " are done";
+  if (epoch >= options.epochs)
+    return "epochs done: " + std::to_string(epoch) + ", --epochs=" + std::to_string(options.epochs);
   if (options.max_steps > 0 && step >= options.max_steps)
-    return "--max-steps=" + std::to_string(options.max_steps) + " are done";
+    return "steps done: " + std::to_string(step) + ", --max-steps=" + std::to_string(options.max_steps);
   return "";
 }
 

@@ -367,8 +367,16 @@ bool RunLog::write_best(const RunSummary& summary) {
 bool RunLog::write_report() {
   const auto& folder = run_.options.out;
   try {
-    const auto charts = charts_of(report::read_metrics_csv(record_->metrics_path()));
-    for (const auto& chart : charts) run_.folder->claim(folder / "figures" / (chart.name + ".svg"));
+    auto charts = charts_of(report::read_metrics_csv(record_->metrics_path()));
+    std::erase_if(charts, [&](const auto& chart) {
+      try {
+        run_.folder->claim(folder / "figures" / (chart.name + ".svg"));
+        return false;
+      } catch (const IoError& error) {  // somebody else's: the others are written
+        log_warning(error.what());
+        return true;
+      }
+    });
     write_charts(folder / "figures", charts);
     run_.folder->claim(folder / "report.html");
     write_run_report(folder, folder / "report.html");

@@ -211,9 +211,9 @@ TrainingState read_checkpoint(const std::filesystem::path& path) {
   return to_training_state(serialize::read_pt(path), path);
 }
 
-std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path) {
+std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path, bool with_tensors) {
   if (serialize::is_safetensors(path)) return std::nullopt;
-  const auto value = serialize::read_pt(path);
+  const auto value = with_tensors ? serialize::read_pt(path) : serialize::peek_pt(path);
   return is_state(value) ? std::optional(to_training_state(value, path)) : std::nullopt;
 }
 

@@ -115,7 +115,7 @@ using VerifyShards = std::function<void(const std::filesystem::path& checkpoint,
 TrainingState read_and_verify(const std::filesystem::path& path, const VerifyShards& verify = {});
 
 /// The same as read_checkpoint() for a file that may hold only weights: then nullopt.
-std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path);
+std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path, bool with_tensors = true);
 
 /// Reads only model and ema, whole; all other tensors have arbitrary values.
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);

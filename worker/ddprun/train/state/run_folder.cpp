@@ -493,7 +493,7 @@ void RunFolder::remove_replaced(bool keeps) {
       };
       if (std::ranges::any_of(replaced.files_, is_linked)) continue;  // its user has put a part elsewhere
       if (!keeps && free != nullptr && replaced.set_aside_)
-        replaced.remove_all();
+        replaced.remove_all(), log_info("removed " + path.string() + ", which --overwrite has replaced");
       else if (!keeps)
         log_warning(path.string() + ": this replaced run was resumed, or named by a command, and is kept");
       else if (free != nullptr)
