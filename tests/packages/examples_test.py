@@ -38,6 +38,12 @@ class Examples(unittest.TestCase):
             self.assertRegex(line, r"# about \d+( to \d+)? minutes: ")
             self.assertTrue((SOURCE / script).is_file(), script)
 
+    def test_the_examples_of_elastic_have_at_most_60_lines(self):
+        examples = [*(SOURCE / "examples").glob("elastic*.py"), SOURCE / "examples/transformers_trainer.py"]
+        self.assertEqual(4, len(examples))
+        for example in examples:
+            self.assertLessEqual(len(example.read_text().splitlines()), 60, example)
+
     def test_the_readme_and_a_version_in_the_changelog_stay_short(self):
         self.assertLessEqual(len(README.splitlines()), 110)
         versions = re.split(r"^## ", (SOURCE / "CHANGELOG.md").read_text(), flags=re.M)[1:]

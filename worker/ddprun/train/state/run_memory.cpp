@@ -426,6 +426,8 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   const auto kept = file && !state ? file->read() : std::nullopt;
   // Of another program's state, such as one from ddprun.elastic, the head has other keys.
   if (kept) head.update(nlohmann::json::parse(kept->head)), head["kept"] = true;
+  if (head.contains("program"))
+    log_info("the state in ddprun's memory is another program's, and is not used");
   std::vector<nlohmann::json> all;
   std::vector<Offer> offers;
   for (const auto& text : ddp::all_gather(group, head.dump())) {
@@ -439,11 +441,8 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   if (group.rank() == *source && !own) state = unpickled(kept->state);
   state = broadcast_state(group, state, *source);
   progress = 0;
-  if (group.rank() != 0) return;
-  // State that only rank 0 keeps.
-  if (!own && folder.empty()) return;
-  auto callbacks = own ? own->callbacks : newest_saved().state.callbacks;
-  state->callbacks.merge(callbacks);
+  if (group.rank() != 0 || (!own && folder.empty())) return;  // the rest is state that only rank 0 keeps
+  state->callbacks.merge(own ? own->callbacks : newest_saved().state.callbacks);
 }
 
 }  // namespace ddprun::train
