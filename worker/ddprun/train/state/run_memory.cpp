@@ -442,7 +442,7 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   state = broadcast_state(group, state, *source);
   progress = 0;
   if (group.rank() != 0 || (!own && folder.empty())) return;  // the rest is state that only rank 0 keeps
-  state->callbacks.merge(own ? own->callbacks : newest_saved().state.callbacks);
+  for (const auto& one : own ? own->callbacks : newest_saved().state.callbacks) state->callbacks.insert(one);
 }
 
 }  // namespace ddprun::train
