@@ -44,11 +44,11 @@ int main(int argc, char** argv) {
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
   ::signal(SIGUSR1, SIG_IGN);  // it requests a checkpoint: outside of training there is nothing to save
   Config config = parse_config(argc, argv, all_tasks(), all_commands());
-  keep_named_runs(config);
   if (config.deterministic) make_deterministic();
   InMemory in_memory;
   in_memory.task.load_and_stand_by(config);
   const WorkerEnv env = from_env();
+  if (env.rank == 0 && trains(config)) keep_named_runs();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   // Early, before anything reuses the descriptors' numbers.
   config.train.heartbeat = Heartbeat(env.heartbeat_fd);

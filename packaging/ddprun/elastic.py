@@ -869,6 +869,7 @@ class _Rounds:
         listening = _socket_fd("DDPRUN_STORE_FD") if rank == 0 else None
         if rank != 0:
             self._until(lambda: _listens(address, port))
+        self._forming = port
         older = {"use_libuv": False} if torch.__version__ < "2.11" else {}  # its libuv store refuses a socket that listens already
         self._store = dist.TCPStore(
             address, port, world, is_master=rank == 0, timeout=self._timeout, wait_for_workers=False, master_listen_fd=listening, **older
@@ -876,7 +877,6 @@ class _Rounds:
         store = dist.PrefixStore(f"ddprun/{self._round}", self._store)
         store.add("here", 1)
         self._until(lambda: store.add("here", 0) >= world)
-        self._forming = port
         with contextlib.suppress(AttributeError):
             dist.distributed_c10d._world.group_count = 0  # it names keys of the store, and counts a group that could not be formed
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
@@ -928,6 +928,8 @@ class _Rounds:
             notice = json.loads(text)
             with self._told:
                 if notice["round"] > self._round:
+                    if self._newest is not None and self._newest[1] is not None:  # others wait there
+                        os.close(self._newest[1])
                     self._newest = (notice, descriptors.pop(0) if descriptors else None)
                     self._over = True
                     self._abort_at = min(self._abort_at, time.monotonic() + _ABORT_AFTER)
@@ -956,7 +958,7 @@ class _Rounds:
                   "until it calls commit() or a collective", file=sys.stderr, flush=True)
         if late:
             print(f"elastic: another rank was lost, and this one could not leave its round within {self._timeout}", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)  # it is replaced as a lost rank is, whatever exit codes --restart-on-codes names
+            os.kill(os.getpid(), signal.SIGKILL)  # a lost rank, for --restart-on-codes too
 
 
 def _groups() -> List[Any]:

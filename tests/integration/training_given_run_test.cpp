@@ -140,6 +140,13 @@ TEST_CASE("a SAM run's folder is a model to predict with, to evaluate and to tra
   CHECK(json_in(sam.dir.path() / "eval/evaluation.json")["set"] == "validation");
   fs::copy_file(run + "/checkpoints/last.pt", sam.dir.path() / "alone.pt");  // has the shape itself
   trained("sam", 0, sam.dir.path() / "eval-file", {"--eval=" + (sam.dir.path() / "alone.pt").string()});
+  // Its image size given again, in a run that goes on and in one that repeats it.
+  const auto sized = sam.dir.path() / "sized";
+  for (const std::string steps : {"1", "2"})
+    trained("sam", 0, sized,
+            {"--init-weights=" + run, "--image-size=64", "--resume=auto", "--max-steps=" + steps});
+  trained("sam", 0, sam.dir.path() / "again",
+          {"--config=" + (sized / "config.toml").string(), "--max-steps=1"});
   trained("sam", 0, sam.dir.path() / "from-file",
           {"--init-weights=" + (sam.dir.path() / "alone.pt").string(), "--max-steps=1"});
   trained("sam", 0, sam.dir.path() / "tuned", {"--checkpoint=" + run, "--max-steps=1"});

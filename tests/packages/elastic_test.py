@@ -245,6 +245,9 @@ def send_small(box, **more):
 send, dist.broadcast_object_list = dist.broadcast_object_list, send_small
 state = elastic.State(model=net, optimizer=optimizer, step=0)
 case, own_round = os.environ["CASE"], os.environ.get("DDPRUN_ROUND")
+if case == "evaluates, lost twice" and rank == 1 and own_round == "1":  # while rank 2 connects to the busy rank 0
+    time.sleep(1)
+    os.kill(os.getpid(), 9)
 if case == "dies as the group forms":
     original = dist.init_process_group
     def init(*arguments, **keywords):
@@ -261,7 +264,7 @@ def train():
                 subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getppid()}"], start_new_session=True)
                 os.kill(os.getppid(), signal.SIGSTOP)
             os.kill(os.getpid(), 9)
-        if lost and case == "evaluates": time.sleep(3)
+        if lost and case.startswith("evaluates") and rank == 0: time.sleep(6 if case.endswith("twice") else 3)
         if lost and case == "swallows":
             while True:
                 try: dist.barrier()
@@ -279,16 +282,16 @@ train()
 
 
 class Lost(unittest.TestCase):
-    def check(self, case, rounds, *flags):
+    def check(self, case, rounds, ranks=2):
         begin = time.monotonic()
-        code, out, err = run(LOST, "--nproc-per-node=2", "--recover=rank", "--max-restarts=3", "--restart-on-codes=SIGKILL", *flags, CASE=case)
+        code, out, err = run(LOST, f"--nproc-per-node={ranks}", "--recover=rank", "--max-restarts=3", "--restart-on-codes=SIGKILL", "--preload=torch", CASE=case)
         self.assertEqual(0, code, err)
         self.assertEqual(rounds, err.count("replacing only this rank"), err)
         self.assertNotIn("restarting all", err)
         self.assertLess(time.monotonic() - begin, 100, err)
-        self.assertEqual(2, len(set(out.splitlines())), out)
+        self.assertEqual(ranks, len(set(out.splitlines())), out)
         weights = re.findall(r": (.*) after 10", out)
-        self.assertEqual(weights[:1] * 2, weights, out)
+        self.assertEqual(weights[:1] * ranks, weights, out)
         return weights[0], err
 
     def test_a_rank_that_evaluates_meanwhile_is_waited_for(self):
@@ -296,6 +299,9 @@ class Lost(unittest.TestCase):
         same, err = self.check("evaluates", 1)
         self.assertEqual(weights, same)
         self.assertIn("elastic: another rank was lost, and rank 0 has not left its round after 0 s: ", err)
+
+    def test_another_rank_may_be_lost_meanwhile(self):
+        self.check("evaluates, lost twice", 2, ranks=3)
 
     def test_a_rank_that_never_leaves_its_round_is_replaced_as_a_lost_one(self):
         _, err = self.check("swallows", 2)

@@ -49,6 +49,14 @@ std::string size_text(std::uintmax_t bytes) {
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
+/// For a list, which has the others where the file that tells the scores is damaged.
+BestCheckpoints best_if_known(const std::vector<StateFile>& states) try {
+  return best_checkpoints(states);
+} catch (const IoError& error) {
+  log_warning(error.what());
+  return {};
+}
+
 /// The runs in a folder, one line each.
 void list_runs(const fs::path& folder) {
   std::vector<std::vector<std::string>> rows = {
@@ -57,7 +65,7 @@ void list_runs(const fs::path& folder) {
       train::put_back_half_replaced(path);
       const RunFolder run(path);
       const auto states = state_files(run);
-      const auto best = best_checkpoints(states);
+      const auto best = best_if_known(states);
       const auto& [id, branch] = run.identity();
       if (id.empty() && states.empty() && !fs::exists(path / "metrics.csv")) continue;  // of an evaluation
       const bool any = !states.empty() && states.front().problem.empty();
@@ -77,7 +85,7 @@ void list_states(const fs::path& path) {
   train::put_back_half_replaced(path);
   const RunFolder run(path);
   const auto states = state_files(run);
-  const auto best = best_checkpoints(states);
+  const auto best = best_if_known(states);
   const auto& [id, branch] = run.identity();
   std::cout << "run " << or_dash(id) << ", branch " << branch << ", " << size_text(size_of(path)) << " in "
             << one_line(path.string()) << "\n";

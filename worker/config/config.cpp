@@ -266,11 +266,11 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
   } catch (const IoError&) {
     if (flag == "eval") throw;
   }
-  bool has_shape = false;  // which no file need be there for
+  bool has_shape = false;  // then what its --architecture named need not be there any more
   std::string was_json;    // of this checkpoint: config.toml may be that of a later branch
   std::error_code error;
-  if (weights != run || (flag == "eval" && std::filesystem::is_regular_file(weights, error)))
-    if (const auto state = train::read_if_checkpoint(weights, /*with_tensors=*/false))
+  if (weights != run || flag == "eval")
+    if (const auto state = run_of_weights(weights))
       was_json = state->config_json, has_shape = !state->model_config.empty();
   if (was_json.empty()) return {};
   Config plain;  // with the task's defaults
@@ -314,6 +314,10 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
                        ", which is not here; add --data");
     add(setting.name, {text, weights.string()});
   }
+  const auto folder = weights == run ? run.parent_path().parent_path() : run;
+  if (const auto shape = folder / "best/config.json";
+      task.name == "sam" && is_run_folder(folder) && std::filesystem::exists(shape, error))
+    add("architecture", {shape.string(), shape.string()});
   values.overlay(own);
   return own;
 }

@@ -191,9 +191,9 @@ std::filesystem::path make_new_folder(const std::filesystem::path& parent, const
 /// throws   UsageError if another process is using it; IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
-/// Before anything waits: runs that were set aside stay if the command line of a training names them, or
-/// files in them.
-void keep_named_runs(const Config& config);
+/// On rank 0 of a training, before anything waits: runs that were set aside stay if the command line names
+/// them, or files in them.
+void keep_named_runs();
 
 /// Keeps other processes from using the run folder until this one ends. Again once it has another
 /// checkpoints/, so that the earlier one is free. throws as make_run_folder()

@@ -18,6 +18,18 @@ namespace ddprun::worker {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+/// Whether ddprun has written it, perhaps a newer version.
+bool is_ours(const fs::path& file) try {
+  const auto root = serialize::peek_pt(file);
+  return root.isGenericDict() && root.toGenericDict().contains("format");
+} catch (const std::exception&) {  // an older format of torch's
+  return false;
+}
+
+}  // namespace
+
 bool is_run_folder(const fs::path& folder) {
   std::error_code error;
   return std::ranges::any_of(std::initializer_list<const char*>{"run.json", "metrics.csv", "checkpoints"},
@@ -37,17 +49,10 @@ std::vector<fs::path> runs_in(const fs::path& folder) {
 
 BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
   BestCheckpoints best;
-  train::TrainingState state;
-  auto newest = states.begin();
-  for (; newest != states.end(); ++newest) try {
-      if (!newest->problem.empty()) continue;
-      const auto value = serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"});
-      state = train::to_training_state(value, newest->path);
-      break;
-    } catch (const IoError& error) {
-      log_warning(error.what());
-    }
+  const auto newest = std::ranges::find_if(states, [](const auto& file) { return file.problem.empty(); });
   if (newest == states.end()) return best;
+  const auto state = train::to_training_state(
+      serialize::read_pt(newest->path, {"callbacks", "ddprun", "state_dict"}), newest->path);
   for (const auto& [name, value] : state.callbacks) try {
       if (!name.starts_with("ModelCheckpoint") || !value.isGenericDict()) continue;
       const train::DictReader policy(value, name);
@@ -74,6 +79,13 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
       throw IoError(newest->path, error.what());
     }
   return best;
+}
+
+std::optional<train::TrainingState> run_of_weights(const fs::path& file) try {
+  return train::read_if_checkpoint(file, /*with_tensors=*/false);
+} catch (const IoError&) {
+  if (is_ours(file)) throw;
+  return std::nullopt;
 }
 
 void check_not_of_a_run(const fs::path& file, const std::string& what) {

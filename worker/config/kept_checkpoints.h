@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,12 +16,18 @@ bool is_run_folder(const std::filesystem::path& folder);
 std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 
 /// The best checkpoints that are there, and the metric that chose them; as the newest state that can be read
-/// lists them. One that cannot be read is logged.
+/// lists them.
 struct BestCheckpoints {
   std::string monitor;
   std::vector<std::pair<std::string, double>> scores;  ///< by file name, the best one first
 };
 BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states);
+
+/// What the checkpoint of a run tells of it, without its tensors. nullopt for a file of weights alone, and
+/// for another program's checkpoint that gives no more than its weights.
+///
+/// throws  IoError for a checkpoint of ddprun's that cannot be used, such as one of a newer version
+std::optional<train::TrainingState> run_of_weights(const std::filesystem::path& file);
 
 /// For a command that would replace it.
 ///

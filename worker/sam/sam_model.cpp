@@ -183,17 +183,16 @@ SamConfig sam_architecture(const std::string& name) {
 
 Sam new_or_released(const worker::Config& config) {
   const auto& released = config.sam.checkpoint;
-  const bool is_restated = config.stated.contains("architecture") || config.stated.contains("image-size");
-  if (config.resumes && !config.resumed_shape.empty() && (!released.empty() || !is_restated))
-    return Sam(parse_sam_config(config.resumed_shape, "the checkpoint's model"));
-  if (!released.empty()) return read_sam(released);
+  const bool resumes = config.resumes && !config.resumed_shape.empty();
+  if (!released.empty() && !resumes) return read_sam(released);
   const auto [file, tensors] = worker::read_given_weights(config);
   // A run may have begun with a model that no setting names, and the file that one names may have changed.
-  const auto of_run = file.empty() || config.stated.contains("architecture")
-                          ? std::nullopt
-                          : train::read_if_checkpoint(file, /*with_tensors=*/false);
-  auto shape = of_run && !of_run->model_config.empty() ? parse_sam_config(of_run->model_config, file)
-                                                       : sam_architecture(config.sam.architecture);
+  auto of_run = resumes ? config.resumed_shape : "";
+  if (!file.empty())
+    if (const auto state = worker::run_of_weights(file)) of_run = state->model_config;
+  auto shape = of_run.empty() || config.stated.contains("architecture")
+                   ? sam_architecture(config.sam.architecture)
+                   : parse_sam_config(of_run, "the checkpoint's model");
   if (const auto side = config.sam.image_size; side > 0) {
     shape.vision.image_size = shape.prompt_encoder.image_size = side;
     if (const auto line = problem(shape); !line.empty()) throw UsageError("--image-size: " + line);

@@ -48,3 +48,16 @@ TEST_CASE("a checkpoint of a newer version is not evaluated as weights without a
   CHECK_THROWS_WITH(parse({"linear", "--eval=" + path.string()}),
                     ContainsSubstring(path.string()) && ContainsSubstring("expected 1 or 2, got 3"));
 }
+
+TEST_CASE("weights in a format that tells nothing of a run are evaluated with what is given",
+          "[kept_checkpoints]") {
+  const TempDir dir;
+  const auto old = dir.path() / "resnet20.th", lightning = dir.path() / "two.ckpt";
+  write_file_atomic(old, "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.");  // torch's, before its zip files
+  CHECK(parse({"linear", "--eval=" + old.string()}).model.eval == old.string());
+  serialize::write_pt(lightning, make_state({{"pytorch-lightning_version", "2.5"},
+                                             {"optimizer_states", make_list()},
+                                             {"loops", make_state()},
+                                             {"state_dict", make_state()}}));
+  CHECK(parse({"linear", "--eval=" + lightning.string()}).model.eval == lightning.string());
+}

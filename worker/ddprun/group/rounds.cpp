@@ -79,7 +79,7 @@ struct Rounds::State {
     if (!leave_until || Clock::now() < *leave_until) return;
     log_error("another rank was lost, and this one could not leave its round within " +
               std::to_string(kLeaveWithin.count()) + " s");
-    ::raise(SIGKILL);  // replaced as a lost rank is, whatever exit codes --restart-on-codes names
+    ::raise(SIGKILL);  // a lost rank, for --restart-on-codes too
   }
 
   void take() {
