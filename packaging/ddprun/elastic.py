@@ -62,6 +62,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _HINT_AFTER = 60.0  # seconds after which a rank that has not left its round says so
 _PATIENCE_WITH_PEERS = 15.0  # seconds to wait, after a collective has failed, for ddprun to say why
 _ABORT_AFTER = 0.3  # seconds; needed because a silent host does not close its connections
+_STORE_PATIENCE = datetime.timedelta(seconds=5)  # for one try to reach a round's store
 _STEPS_WITHOUT_COMMIT = 100  # in a round, after which rank 0 prints a line
 _BUCKET = 32 << 20  # bytes per broadcast
 _LOOK_EVERY = 0.002  # seconds between two looks at which ranks have arrived
@@ -867,13 +868,25 @@ class _Rounds:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         listening = _socket_fd("DDPRUN_STORE_FD") if rank == 0 else None
-        if rank != 0:
-            self._until(lambda: _listens(address, port))
-        self._forming = port
         older = {"use_libuv": False} if torch.__version__ < "2.11" else {}  # its libuv store refuses a socket that listens already
-        self._store = dist.TCPStore(
-            address, port, world, is_master=rank == 0, timeout=self._timeout, wait_for_workers=False, master_listen_fd=listening, **older
-        )
+
+        def connects(timeout: datetime.timedelta) -> bool:
+            self._store = dist.TCPStore(
+                address, port, world, is_master=rank == 0, timeout=timeout, wait_for_workers=False, master_listen_fd=listening, **older
+            )
+            self._store.set_timeout(self._timeout)
+            return True
+
+        def reaches_store() -> bool:  # rank 0 may be lost meanwhile, and PyTorch would try again until the timeout
+            with contextlib.suppress(RuntimeError):
+                return _listens(address, port) and connects(_STORE_PATIENCE)
+            return False
+
+        self._forming = port
+        if rank == 0:
+            connects(self._timeout)
+        else:
+            self._until(reaches_store)
         store = dist.PrefixStore(f"ddprun/{self._round}", self._store)
         store.add("here", 1)
         self._until(lambda: store.add("here", 0) >= world)

@@ -171,7 +171,12 @@ TEST_CASE("sam: what a frozen encoder gave is kept, and the losses are the same"
   CHECK(losses.size() == 6);
   CHECK(values_of(sam.dir.path() / "first", "train_loss") == losses);
   CHECK(values_of(sam.dir.path() / "second", "train_loss") == losses);
-  CHECK(values_of(sam.dir.path() / "second", "val_dice") == values_of(sam.dir.path() / "plain", "val_dice"));
+  // Images that were encoded in other batches than the validation's: some CPUs then add up in another order.
+  const auto dice = values_of(sam.dir.path() / "plain", "val_dice");
+  REQUIRE(dice.size() == 2);
+  for (std::size_t epoch = 0; epoch < dice.size(); ++epoch)
+    CHECK(std::stod(values_of(sam.dir.path() / "second", "val_dice")[epoch]) ==
+          Approx(std::stod(dice[epoch])).epsilon(1e-4));
 }
 
 TEST_CASE("sam: what is kept of one encoder is not taken for another's", "[sam]") {

@@ -245,9 +245,18 @@ def send_small(box, **more):
 send, dist.broadcast_object_list = dist.broadcast_object_list, send_small
 state = elastic.State(model=net, optimizer=optimizer, step=0)
 case, own_round = os.environ["CASE"], os.environ.get("DDPRUN_ROUND")
-if case == "evaluates, lost twice" and rank == 1 and own_round == "1":  # while rank 2 connects to the busy rank 0
+with open(f"{os.environ['PIDS']}/{rank}", "w") as pid: pid.write(str(os.getpid()))
+if case == "evaluates, lost twice" and rank == 1 and own_round == "1":
     time.sleep(1)
     os.kill(os.getpid(), 9)
+if case == "loses the store" and rank == 1 and own_round == "1":
+    listens = elastic._listens
+    def and_no_more(*place):
+        if not listens(*place): return False
+        if os.environ["DDPRUN_ROUND"] == "1": os.kill(int(open(f"{os.environ['PIDS']}/0").read()), 9)
+        time.sleep(0.2)
+        return True
+    elastic._listens = and_no_more
 if case == "dies as the group forms":
     original = dist.init_process_group
     def init(*arguments, **keywords):
@@ -284,7 +293,9 @@ train()
 class Lost(unittest.TestCase):
     def check(self, case, rounds, ranks=2):
         begin = time.monotonic()
-        code, out, err = run(LOST, f"--nproc-per-node={ranks}", "--recover=rank", "--max-restarts=3", "--restart-on-codes=SIGKILL", "--preload=torch", CASE=case)
+        with tempfile.TemporaryDirectory() as pids:
+            flags = ["--recover=rank", "--max-restarts=3", "--restart-on-codes=SIGKILL", "--preload=torch"]
+            code, out, err = run(LOST, f"--nproc-per-node={ranks}", *flags, CASE=case, PIDS=pids)
         self.assertEqual(0, code, err)
         self.assertEqual(rounds, err.count("replacing only this rank"), err)
         self.assertNotIn("restarting all", err)
@@ -309,6 +320,9 @@ class Lost(unittest.TestCase):
 
     def test_a_rank_may_be_lost_while_the_group_forms(self):
         self.check("dies as the group forms", 2)
+
+    def test_rank_0_may_be_lost_while_another_one_connects_to_it(self):
+        self.check("loses the store", 2, ranks=3)
 
     def test_a_collective_that_fails_long_before_ddprun_can_tell_is_no_failure_of_the_rank(self):
         self.check("ddprun answers late", 1)
@@ -336,11 +350,11 @@ class TwoNodes(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         flags = ["--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two", "--recover=rank", "--max-restarts=1", "--preload=torch"]
-        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as script, tempfile.TemporaryDirectory() as pids:
             script.write(LOST)
             script.flush()
             nodes = [subprocess.Popen([DDPRUN, *flags, script.name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                      env=environment(CASE="nothing more", DDPRUN_TOKEN="0123456789abcdef")) for _ in range(2)]
+                                      env=environment(CASE="nothing more", PIDS=pids, DDPRUN_TOKEN="0123456789abcdef")) for _ in range(2)]
             said = [node.communicate(timeout=200) for node in nodes]
         self.assertEqual([0, 0], [node.returncode for node in nodes], said)
         weights = re.findall(r": (.*) after 10", said[0][0] + said[1][0])

@@ -266,7 +266,7 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
   } catch (const IoError&) {
     if (flag == "eval") throw;
   }
-  bool has_shape = false;  // then what its --architecture named need not be there any more
+  bool has_shape = false;  // which is the model's then, not a file that --architecture named
   std::string was_json;    // of this checkpoint: config.toml may be that of a later branch
   std::error_code error;
   if (weights != run || flag == "eval")
@@ -300,11 +300,14 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
     return setting.section == "data" && !may_be_other_data && !(other_points && of_points);
   };
   for (const auto& setting : settings) {
+    if (has_shape && setting.name == "architecture") {
+      add(setting.name, {"", weights.string()});
+      continue;
+    }
     const auto value = was.find(setting.key());
     if (value == was.end() || value->is_null()) continue;
     const auto text = value->is_string() ? value->get<std::string>() : value->dump();
-    const bool of_model = std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end() &&
-                          !(has_shape && setting.name == "architecture");
+    const bool of_model = std::ranges::find(kOfTheModel, setting.name) != kOfTheModel.end();
     if (!of_model &&
         (flag != "eval" || !(is_of_data(setting) || setting.name == "seed" || setting.name == "precision")))
       continue;
@@ -316,7 +319,7 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
   }
   const auto folder = weights == run ? run.parent_path().parent_path() : run;
   if (const auto shape = folder / "best/config.json";
-      task.name == "sam" && is_run_folder(folder) && std::filesystem::exists(shape, error))
+      task.name == "sam" && !has_shape && is_run_folder(folder) && std::filesystem::exists(shape, error))
     add("architecture", {shape.string(), shape.string()});
   values.overlay(own);
   return own;
@@ -607,6 +610,11 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
   if (was.contains("weight_decay") && was["weight_decay"].is_null())
     resumed.before.train.optim.optimizer.weight_decay.reset();
   settle_merged(resumed.config, settings, merged, task);
+  if (const auto shape = was.find("architecture");
+      shape != was.end() && shape->is_null() && !config.stated.contains("architecture")) {
+    resumed.config.sam.architecture.clear();  // the run began with the shape of given weights
+    resumed.config.train.config_json = to_json(resumed.config);
+  }
   return resumed;
 }
 

@@ -190,8 +190,9 @@ Sam new_or_released(const worker::Config& config) {
   auto of_run = resumes ? config.resumed_shape : "";
   if (!file.empty())
     if (const auto state = worker::run_of_weights(file)) of_run = state->model_config;
-  auto shape = of_run.empty() || config.stated.contains("architecture")
-                   ? sam_architecture(config.sam.architecture)
+  const auto& named = config.sam.architecture;  // empty: of_run
+  auto shape = of_run.empty() || (config.stated.contains("architecture") && !named.empty())
+                   ? sam_architecture(named)
                    : parse_sam_config(of_run, "the checkpoint's model");
   if (const auto side = config.sam.image_size; side > 0) {
     shape.vision.image_size = shape.prompt_encoder.image_size = side;

@@ -37,13 +37,15 @@ TEST_CASE("a checkpoint of Lightning without a list of the best ones has none", 
 
 TEST_CASE("a checkpoint of a newer version is not evaluated as weights without a run", "[kept_checkpoints]") {
   const TempDir dir;
-  const auto path = dir.path() / "last.pt";
+  const auto path = dir.path() / GENERATE("last.pt", "last.ckpt");
   train::TrainingState state{.model = make_state(), .optimizer = make_state()};
   state.config_json = R"({"task": "linear", "val_split": 0.25})";
   train::save_checkpoint(path, state);
   CHECK(parse({"linear", "--eval=" + path.string()}).data.val_split == 0.25);
-  auto root = serialize::read_pt(path).toGenericDict();
-  root.insert_or_assign("format", 3);
+  const auto root = serialize::read_pt(path);
+  auto of_ddprun = root.toGenericDict();
+  if (path.extension() == ".ckpt") of_ddprun = of_ddprun.at("ddprun").toGenericDict();
+  of_ddprun.insert_or_assign("format", 3);
   serialize::write_pt(path, root);
   CHECK_THROWS_WITH(parse({"linear", "--eval=" + path.string()}),
                     ContainsSubstring(path.string()) && ContainsSubstring("expected 1 or 2, got 3"));

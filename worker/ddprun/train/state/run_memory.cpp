@@ -424,7 +424,6 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   if (parts) return share_parts(group);
   auto head = head_of(*this, place_of(state, progress));
   const auto kept = file && !state ? file->read() : std::nullopt;
-  // Of another program's state, such as one from ddprun.elastic, the head has other keys.
   if (kept) head.update(nlohmann::json::parse(kept->head)), head["kept"] = true;
   if (head.contains("program"))
     log_info("the state in ddprun's memory is another program's, and is not used");
@@ -442,7 +441,8 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   state = broadcast_state(group, state, *source);
   progress = 0;
   if (group.rank() != 0 || (!own && folder.empty())) return;  // the rest is state that only rank 0 keeps
-  for (const auto& one : own ? own->callbacks : newest_saved().state.callbacks) state->callbacks.insert(one);
+  auto callbacks = own ? own->callbacks : newest_saved().state.callbacks;
+  state->callbacks.merge(callbacks);
 }
 
 }  // namespace ddprun::train
