@@ -202,11 +202,11 @@ void settle_resumed_run(Config& config, const ddp::ProcessGroup& group) {
   std::error_code error;
   if (group.rank() == 0 && resume != "auto" && std::filesystem::is_directory(resume, error)) {
     const bool same = out.empty() || std::filesystem::equivalent(out, resume, error);
-    if (same && !std::filesystem::exists(resume / std::filesystem::path("summary.json"), error) &&
+    if (same && !std::filesystem::exists(std::filesystem::path(resume) / "summary.json", error) &&
         train::state_files(train::RunFolder(resume)).empty())
       throw UsageError("--resume: " + resume +
-                       " has no checkpoint yet, which would tell its settings; begin it again with its own "
-                       "flags and --resume=auto --out=" +
+                       " has no checkpoint yet, and only a checkpoint tells a run's settings; begin it again "
+                       "with the flags that it was started with, --resume=auto and --out=" +
                        resume);
     if (!same || train::RunFolder(resume).identity().run.empty())
       from = checkpoint_of(resume, "--resume: ", Kept::kNewest).string();
