@@ -264,6 +264,13 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
       const bool has_saved = memory.run.has_saved(group);
       if (has_saved || resume.empty()) resume = "auto";
       config.resumes = config.resumes || has_saved;
+      if (has_saved) {  // which was not there when its settings were asked for
+        Config saved = config;
+        saved.train.out = memory.run.folder;
+        const auto json =
+            ddp::broadcast_from_rank_0(group, group.rank() == 0 ? config_of_checkpoint(saved) : "");
+        if (!json.empty()) config.resumed_shape = nlohmann::json::parse(json).value(kModelShape, "");
+      }
     }
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);

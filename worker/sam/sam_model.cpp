@@ -187,7 +187,7 @@ Sam new_or_released(const worker::Config& config) {
   if (!released.empty() && !resumes) return read_sam(released);
   const auto [file, tensors] = worker::read_given_weights(config);
   // A run may have begun with a model that no setting names, and the file that one names may have changed.
-  auto of_run = resumes ? config.resumed_shape : "";
+  auto of_run = config.resumed_shape;
   if (!file.empty())
     if (const auto state = worker::run_of_weights(file)) of_run = state->model_config;
   const auto& named = config.sam.architecture;  // empty: of_run
