@@ -1240,18 +1240,25 @@ TEST_CASE("prune keeps what it cannot read, and counts only what it can", "[trai
              sharded ? 2 : 0));
 }
 
-TEST_CASE("another run's checkpoint is not the best of this one for any command", "[training][run_folder]") {
+TEST_CASE("without its best checkpoint, a run's next best one is it for every command",
+          "[training][run_folder]") {
   const TempDir dir;
   const auto out = dir.path() / "run", other = dir.path() / "other", model = dir.path() / "model.pt";
-  const std::vector<std::string> flags = {"--epochs=4", "--val-split=0.25", "--save-top-k=2", "--lr=0.01"};
-  require_success(linear(out, flags));
+  require_success(linear(out, {"--limit-train=1000", "--batch-size=32", "--epochs=4", "--val-split=0.25",
+                               "--save-top-k=3", "--lr=0.01"}));
   require_success(linear(other, {"--epochs=1", "--lr=3"}));
   const fs::path best = read_summary(out)["best_checkpoint"].get<std::string>();
-  fs::path second;
+  const auto losses = values_of(out, "val_loss");
+  std::map<double, fs::path> others;
   for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
-    if (entry.path() != best && entry.path().filename() != "last.pt") second = entry.path();
-  REQUIRE(!second.empty());
-  fs::copy_file(other / "checkpoints/last.pt", best, fs::copy_options::overwrite_existing);
+    if (const auto name = entry.path().filename().string(); entry.path() != best && name != "last.pt")
+      others[std::stod(losses.at(std::stoul(name.substr(name.find('=') + 1))))] = entry.path();
+  REQUIRE(others.size() == 2);
+  const auto second = others.begin()->second, third = others.rbegin()->second;
+  if (GENERATE(true, false))
+    fs::remove(best);
+  else
+    fs::copy_file(other / "checkpoints/last.pt", best, fs::copy_options::overwrite_existing);
   const auto evaluated = end_of(worker({"linear", "--eval=" + out.string(), "--out=" + model.string()}));
   CAPTURE(evaluated.err);
   CHECK_THAT(evaluated.err, ContainsSubstring(second.string() + ", the best checkpoint (val_loss"));
@@ -1259,6 +1266,7 @@ TEST_CASE("another run's checkpoint is not the best of this one for any command"
   CAPTURE(pruned.out);
   CHECK(pruned.status == ExitStatus::exited(0));
   CHECK(fs::exists(second));
+  CHECK_FALSE(fs::exists(third));
 }
 
 TEST_CASE("prune keeps the best of each branch, as its newest checkpoint that has scores tells",

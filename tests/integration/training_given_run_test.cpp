@@ -153,6 +153,30 @@ TEST_CASE("a SAM run's folder is a model to predict with, to evaluate and to tra
   trained("sam", 0, sam.dir.path() / "resumed", {"--resume=" + run, "--epochs=3"});
 }
 
+TEST_CASE("a SAM run that began from another run's weights has its shape after a lost rank, and in a search",
+          "[training][sam]") {
+  const SamRun sam;
+  const auto run = sam.dir.path() / "run", out = sam.dir.path() / "out", events = sam.dir.path() / "events";
+  sam.run(0, "run", {"--max-steps=1"});
+  fs::remove(sam.dir.path() / "tiny.json");
+  // Nothing is in memory before the rank is lost, so that all go back to a checkpoint.
+  auto job = training("sam", 2, out,
+                      {"--init-weights=" + run.string(), "--zero1", "--memory-checkpoint-every=100000",
+                       "--batch-size=1", "--epochs=4", "--checkpoint-every-steps=1"});
+  job.argv.insert(job.argv.begin() + 1,
+                  {"--recover=rank", "--max-restarts=1", "--events-json=" + events.string()});
+  Child child(job);
+  REQUIRE(wait_until([&] { return fs::exists(out / "checkpoints/last.pt"); }, kTraining));
+  fs::remove_all(run);  // as if it were on a disk that is gone: the run has its weights itself
+  kill_rank(events, 1);
+  const auto status = child.wait(kTraining);
+  CAPTURE(child.out(), child.err());
+  CHECK(status == ExitStatus::exited(0));
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK(count_of("resumed from ", child.out()) == 1);
+  trained("sam", 0, sam.dir.path() / "found", {"--resume=" + out.string(), "--find-lr"});
+}
+
 TEST_CASE("worker report takes a folder of runs", "[training]") {
   const TempDir dir;
   const auto runs = dir.path() / "runs", page = dir.path() / "page.html";

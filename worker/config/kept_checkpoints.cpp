@@ -65,16 +65,17 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
         best.scores.emplace_back(fs::path(item.key().toStringRef()).filename(),
                                  scores.number(item.key().toStringRef()));
       }
+      const auto first = fs::path(policy.text("best_model_path")).filename().string();
+      const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
+      if (top != best.scores.end()) {
+        const double score = top->second;
+        std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
+      }
       std::erase_if(best.scores, [&](const auto& each) {
         const auto file = std::ranges::find(states, each.first,
                                             [](const auto& kept) { return kept.path.filename().string(); });
         return file == states.end() || !file->leads_to(newest->identity, newest->step);
       });
-      const auto first = fs::path(policy.text("best_model_path")).filename().string();
-      const auto top = std::ranges::find(best.scores, first, [](const auto& each) { return each.first; });
-      if (top == best.scores.end()) continue;
-      const double score = top->second;
-      std::ranges::sort(best.scores, {}, [&](const auto& each) { return std::abs(each.second - score); });
     } catch (const std::invalid_argument& error) {
       throw IoError(newest->path, error.what());
     }
