@@ -139,6 +139,14 @@ void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMem
   }
 }
 
+/// The settings of what the run goes on from hold where none is stated.
+void hold_settings(Config& config, const std::string& json, const ddp::ProcessGroup& group) {
+  config = resumed_config(config, json, entry_of(config.task)).config;
+  config.resumed_shape = nlohmann::json::parse(json).value(kModelShape, "");
+  if (config.deterministic) make_deterministic();
+  settle_precision(config, group.device(), group.rank());
+}
+
 /// With --resume: the checkpoint's settings hold where none is stated. Every rank calls it first in every
 /// round.
 void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const ddp::ProcessGroup& group,
@@ -150,10 +158,7 @@ void apply_checkpoint_settings(Config& config, const ddp::Rounds& rounds, const 
   if (!json) json = ddp::broadcast_from_rank_0(group, group.rank() == 0 ? config_of_checkpoint(config) : "");
   if (std::exchange(applied, json) || json->empty()) return;
   const bool kept_parts = train::keeps_parts(config.train);
-  config = resumed_config(config, *json, entry_of(config.task)).config;
-  config.resumed_shape = nlohmann::json::parse(*json).value(kModelShape, "");
-  if (config.deterministic) make_deterministic();
-  settle_precision(config, group.device(), group.rank());
+  hold_settings(config, *json, group);
   if (kept_parts == train::keeps_parts(config.train)) return;
   choose_memory(config, rounds, group.device().is_cuda(), memory);
   rounds.announce(config.train.memory != nullptr);
@@ -258,18 +263,19 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
     config.resumes = !only_looks && (memory.run.state || !memory.checkpoint_settings->empty());
-    if (memory.run.state) config.resumed_shape = memory.run.state->model_config;
+    // A replaced rank may not have had them: the files that its command names may be gone.
+    if (memory.run.state) hold_settings(config, config_of_state(*memory.run.state), group);
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved = memory.run.has_saved(group);
       if (has_saved || resume.empty()) resume = "auto";
       config.resumes = config.resumes || has_saved;
-      if (has_saved) {  // which was not there when its settings were asked for
+      if (has_saved) {
         Config saved = config;
         saved.train.out = memory.run.folder;
         const auto json =
             ddp::broadcast_from_rank_0(group, group.rank() == 0 ? config_of_checkpoint(saved) : "");
-        if (!json.empty()) config.resumed_shape = nlohmann::json::parse(json).value(kModelShape, "");
+        if (!json.empty()) hold_settings(config, json, group);
       }
     }
     const auto ending = run_task(config, group, memory);

@@ -159,22 +159,47 @@ TEST_CASE("a SAM run that began from another run's weights has its shape after a
   const auto run = sam.dir.path() / "run", out = sam.dir.path() / "out", events = sam.dir.path() / "events";
   sam.run(0, "run", {"--max-steps=1"});
   fs::remove(sam.dir.path() / "tiny.json");
-  // Nothing is in memory before the rank is lost, so that all go back to a checkpoint.
-  auto job = training("sam", 2, out,
-                      {"--init-weights=" + run.string(), "--zero1", "--memory-checkpoint-every=100000",
-                       "--batch-size=1", "--epochs=4", "--checkpoint-every-steps=1"});
-  job.argv.insert(job.argv.begin() + 1,
-                  {"--recover=rank", "--max-restarts=1", "--events-json=" + events.string()});
-  Child child(job);
-  REQUIRE(wait_until([&] { return fs::exists(out / "checkpoints/last.pt"); }, kTraining));
-  fs::remove_all(run);  // as if it were on a disk that is gone: the run has its weights itself
-  kill_rank(events, 1);
-  const auto status = child.wait(kTraining);
-  CAPTURE(child.out(), child.err());
-  CHECK(status == ExitStatus::exited(0));
-  CHECK(count_of("restarting all", child.err()) == 0);
-  CHECK(count_of("resumed from ", child.out()) == 1);
+  const auto file = sam.dir.path() / "alone.pt";
+  fs::copy_file(run / "checkpoints/last.pt", file);
+  const auto from = GENERATE_COPY(run, file);
+  const auto start = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {"--zero1", "--batch-size=1", "--epochs=4",
+                                      "--checkpoint-every-steps=1"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    auto job = training("sam", 2, out, flags);
+    job.argv.insert(job.argv.begin() + 1,
+                    {"--recover=rank", "--max-restarts=1", "--events-json=" + events.string()});
+    return job;
+  };
+  const auto goes_on = [&](Child& child) {
+    kill_rank(events, 1);
+    const auto status = child.wait(kTraining);
+    CAPTURE(child.out(), child.err());
+    CHECK(status == ExitStatus::exited(0));
+    CHECK(count_of("restarting all", child.err()) == 0);
+  };
+  {  // Nothing is in memory before the rank is lost, so that all go back to a checkpoint.
+    Child child(start({"--init-weights=" + from.string(), "--memory-checkpoint-every=100000"}));
+    REQUIRE(wait_until([&] { return fs::exists(out / "checkpoints/last.pt"); }, kTraining));
+    fs::rename(from, sam.dir.path() / "moved");  // to a disk that is gone: the run has its weights itself
+    goes_on(child);
+    CHECK(count_of("resumed from ", child.out()) == 1);
+  }
   trained("sam", 0, sam.dir.path() / "found", {"--resume=" + out.string(), "--find-lr"});
+  {
+    Child child(start({"--resume=" + out.string(), "--epochs=12", "--log-interval=1"}));
+    REQUIRE(child.wait_for_output("train_loss", 2));
+    goes_on(child);
+  }
+  fs::rename(sam.dir.path() / "moved", from);
+  const auto repeated = sam.dir.path() / "repeated";
+  trained("sam", 0, repeated,
+          {"--config=" + (out / "config.toml").string(), "--zero1=false", "--max-steps=1"});
+  const auto shape_of = [&](const fs::path& of) {
+    said({"export", of.string(), (of / "exported").string()});
+    return read_file(of / "exported/config.json");
+  };
+  CHECK(shape_of(repeated) == shape_of(out));
 }
 
 TEST_CASE("worker report takes a folder of runs", "[training]") {

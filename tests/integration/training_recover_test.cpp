@@ -225,6 +225,27 @@ TEST_CASE("two ranks of the worker whose bits differ are both named, and go back
   CHECK(count_of("continuing from memory", out) == 0);
 }
 
+TEST_CASE("replaced ranks keep settings that came from a run which is gone by then", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto given = dir.path() / "given", whole = dir.path() / "whole", killed = dir.path() / "killed";
+  Child begun(mnist(0, given, small({"--dropout=0.75"})));
+  REQUIRE(begun.wait(kTraining) == ExitStatus::exited(0));
+  const std::vector<std::string> flags = {"--init-weights=" + given.string()};
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  const bool all = GENERATE(true, false);
+  Child child(recovering(2, killed, flags));
+  REQUIRE(child.wait_for_output("Loss", 6));
+  fs::remove_all(given);
+  for (const int rank : {0, 1})
+    if (all || rank == 0) kill_rank(events_of(killed), rank);
+  REQUIRE(wait_until_continued(child, 1));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK((weights(whole) == weights(killed)));
+}
+
 TEST_CASE("when all ranks are lost, the run goes on from ddprun's memory", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

@@ -261,17 +261,19 @@ constexpr std::array kOfTheModel = {"architecture", "image-size",      "stem",  
 Values add_settings_of_run(Values& values, const std::string& flag, const TaskEntry& task) {
   const std::filesystem::path run = values.text(flag);
   auto weights = run;
+  bool only_shape = false;  // of a checkpoint's file
+  bool has_shape = false;   // which is the model's then, not a file that --architecture named
+  std::string was_json;     // of this checkpoint: config.toml may be that of a later branch
+  std::error_code error;
   try {
     weights = checkpoint_of(run, "--" + flag + ": ");
+    only_shape = weights == run && flag != "eval";
+    if (!only_shape || task.name == "sam")
+      if (const auto state = run_of_weights(weights))
+        was_json = state->config_json, has_shape = !state->model_config.empty();
   } catch (const IoError&) {
     if (flag == "eval") throw;
   }
-  bool has_shape = false;  // which is the model's then, not a file that --architecture named
-  std::string was_json;    // of this checkpoint: config.toml may be that of a later branch
-  std::error_code error;
-  if (weights != run || flag == "eval")
-    if (const auto state = run_of_weights(weights))
-      was_json = state->config_json, has_shape = !state->model_config.empty();
   if (was_json.empty()) return {};
   Config plain;  // with the task's defaults
   plain.task = task.name;
@@ -304,6 +306,7 @@ Values add_settings_of_run(Values& values, const std::string& flag, const TaskEn
       add(setting.name, {"", weights.string()});
       continue;
     }
+    if (only_shape) continue;
     const auto value = was.find(setting.key());
     if (value == was.end() || value->is_null()) continue;
     const auto text = value->is_string() ? value->get<std::string>() : value->dump();
@@ -567,6 +570,10 @@ std::string config_of_checkpoint(const Config& config) {
   } else {
     state = train::to_training_state(serialize::peek_pt(resume), resume);
   }
+  return config_of_state(state);
+}
+
+std::string config_of_state(const train::TrainingState& state) {
   if (state.model_config.empty()) return state.config_json;
   auto json = json::parse(state.config_json);
   json[kModelShape] = state.model_config;
@@ -590,6 +597,10 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
     const bool stated = config.stated.contains(setting.name);
     const std::string separator = resumed.changes.empty() ? "--" : ", --";
     if (std::ranges::find(kOfEachRun, setting.name) != kOfEachRun.end()) {
+      if (setting.name == "init-weights" && !stated && trains(config)) {  // not read again, but said
+        assign(setting, was[key]);
+        merged[key] = was[key];
+      }
       if (setting.name == "epochs" && !stated)
         resumed.changes +=
             separator + "epochs " + shown(is[key]) + ", the default, replaces the run's " + shown(was[key]);

@@ -14,6 +14,7 @@
 #include <ddprun/group/process_group.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/task.h>
+#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/run_folder.h>
 #include <ddprun/train/state/state_dict_file.h>
 
@@ -159,12 +160,15 @@ bool trains(const Config& config);
 /// Drops defaults that contradict stated settings. throws  UsageError for settings that exclude each other
 void settle(Config& config, const TaskEntry& task);
 
-/// In config_of_checkpoint(), besides the settings: TrainingState::model_config, if there is one.
+/// In config_of_state(), besides the settings: TrainingState::model_config, if there is one.
 inline constexpr char kModelShape[] = "model_shape";
 
 /// The settings in the checkpoint that --resume names, as to_json(); empty if there is none.
 /// throws  IoError for a file that is no checkpoint
 std::string config_of_checkpoint(const Config& config);
+
+/// The same of a state, wherever it was kept.
+std::string config_of_state(const train::TrainingState& state);
 
 /// The settings that apply to a run that resumes.
 struct ResumedConfig {

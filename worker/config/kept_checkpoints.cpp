@@ -124,14 +124,19 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
   std::vector<std::string> skipped;
   const auto states = train::own_states(run, skipped);
   if (states.empty()) throw IoError(path, "has no checkpoint" + one_line(train::where_replaced(path)));
-  for (const auto& file : states) {
-    if (!file.is_beside(states.front())) break;
-    if (!file.problem.empty()) {
-      skipped.push_back(file.problem);
+  for (auto file = states.begin(); file != states.end() && file->is_beside(states.front()); ++file) {
+    BestCheckpoints best;
+    auto problem = file->problem;
+    if (problem.empty()) try {
+        best = best_checkpoints({file, states.end()});
+      } catch (const IoError& damage) {
+        problem = damage.what();
+      }
+    if (!problem.empty()) {
+      skipped.push_back(problem);
       continue;
     }
-    const auto best = best_checkpoints(states);
-    if (best.scores.empty()) return found(file.path, "the newest checkpoint", skipped);
+    if (best.scores.empty()) return found(file->path, "the newest checkpoint", skipped);
     const auto& [name, score] = best.scores.front();
     return found(run.checkpoints() / name,
                  "the best checkpoint (" + best.monitor + formatted(" %.4g)", score), skipped);

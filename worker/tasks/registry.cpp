@@ -70,7 +70,9 @@ train::Task make_task(const Config& config) {
 
 void LoadedTask::load(Config config) {
   if (is_for_cpu(config)) settle_precision(config, at::kCPU, /*rank=*/-1);
-  if (task && made_of_ == to_json(config)) return;
+  const bool has_shape =
+      !config.resumes || config.resumed_shape.empty() || (task && task->model_config == config.resumed_shape);
+  if (task && has_shape && made_of_ == to_json(config)) return;
   task.reset();
   torch::manual_seed(config.train.seed);  // the same initial weights on every rank
   task = make_task(config);
