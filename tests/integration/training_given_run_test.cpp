@@ -70,6 +70,13 @@ TEST_CASE("a run's folder stands for its best checkpoint, and brings the run's m
   said({"export", best, (dir.path() / "b.safetensors").string()});
   CHECK(read_file(dir.path() / "a.safetensors") == read_file(dir.path() / "b.safetensors"));
 
+  const std::string newest = summary["checkpoint"];
+  auto bytes = read_file(newest);
+  bytes[bytes.find("/data/0") / 64 * 64 + 128] ^= 1;  // in a tensor, which a look at the file does not read
+  write_file_atomic(newest, bytes);
+  CHECK_THAT(trained("cifar10", 0, dir.path() / "other", {"--eval=" + run.string()}),
+             ContainsSubstring(newest + ": damaged") && ContainsSubstring("--eval: " + best + ", the best"));
+
   fs::rename(dir.path() / "data", dir.path() / "moved");
   CHECK_THAT(said({"cifar10", "--eval=" + best}, 2),
              ContainsSubstring(best + " was trained on " + (dir.path() / "data").string() +
