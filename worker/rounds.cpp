@@ -141,10 +141,13 @@ void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMem
 
 /// The settings of what the run goes on from hold where none is stated.
 void hold_settings(Config& config, const std::string& json, const ddp::ProcessGroup& group) {
+  const bool was_fast = config.fast;
+  config.is_settled = true;
   config = resumed_config(config, json, entry_of(config.task)).config;
   config.resumed_shape = nlohmann::json::parse(json).value(kModelShape, "");
   if (config.deterministic) make_deterministic();
-  settle_precision(config, group.device(), group.rank());
+  settle_on_device(config, group.device(), group.rank());
+  if (config.fast && group.device().is_cpu()) use_fast_cpu(config, was_fast ? -1 : group.rank());
 }
 
 /// With --resume: the checkpoint's settings hold where none is stated. Every rank calls it first in every
@@ -256,6 +259,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
     if (trains(config) && group.rank() == 0) hold_resumed_run(config);
+    const bool is_new = !memory.checkpoint_settings;
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     memory.task.finish_loading();
@@ -263,8 +267,8 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
     config.resumes = !only_looks && (memory.run.state || !memory.checkpoint_settings->empty());
-    // A replaced rank may not have had them: the files that its command names may be gone.
-    if (memory.run.state) hold_settings(config, config_of_state(*memory.run.state), group);
+    // Its command alone may not tell them: the files that it names may be gone.
+    if (memory.run.state && is_new) hold_settings(config, config_of_state(*memory.run.state), group);
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved = memory.run.has_saved(group);

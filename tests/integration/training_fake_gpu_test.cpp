@@ -280,10 +280,11 @@ TEST_CASE("the flag --fast captures a step on a GPU unless a flag says otherwise
   need_fashion_mnist();
   const TempDir dir;
   const auto said = [&](std::vector<std::string> flags) {
-    flags.insert(flags.end(), {"--fast", "--max-steps=14", "--overwrite"});
+    flags.insert(flags.begin(), {"--fast", "--max-steps=14", "--overwrite"});
     return run(steps_of("mnist", dir.path() / "out", true, small(flags)));
   };
   CHECK_THAT(said({}), ContainsSubstring(kCaptured));
+  CHECK_THAT(said({"--max-steps=28", "--epochs=2", "--resume=auto"}), ContainsSubstring(kCaptured));
   CHECK_THAT(said({"--cuda-graph=off"}), !ContainsSubstring(kCaptured));
 }
 

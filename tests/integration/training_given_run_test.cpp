@@ -209,6 +209,38 @@ TEST_CASE("a SAM run that began from another run's weights has its shape after a
   CHECK(shape_of(repeated) == shape_of(out));
 }
 
+TEST_CASE("a SAM run goes on with its shape though the file that --architecture names is gone",
+          "[training][sam]") {
+  const SamRun sam;
+  const auto events = sam.dir.path() / "events";
+  auto job = sam.command(2, "out", {"--epochs=4", "--checkpoint-every-steps=1"});
+  job.argv.insert(job.argv.begin() + 1,
+                  {"--recover=rank", "--max-restarts=1", "--events-json=" + events.string()});
+  Child child(job);
+  REQUIRE(wait_until([&] { return fs::exists(sam.dir.path() / "out/checkpoints/last.pt"); }, kTraining));
+  fs::remove(sam.dir.path() / "tiny.json");
+  kill_rank(events, 1);
+  const auto status = child.wait(kTraining);
+  CAPTURE(child.out(), child.err());
+  CHECK(status == ExitStatus::exited(0));
+  CHECK(count_of("restarting all", child.err()) == 0);
+  sam.run(2, "out", {"--epochs=5", "--resume=auto"});
+}
+
+TEST_CASE("the weights that a run began with do not stand in the way of its other commands",
+          "[training][sam]") {
+  const SamRun sam;
+  const auto run = sam.dir.path() / "run", out = sam.dir.path() / "out";
+  sam.run(0, "run", {"--max-steps=1"});
+  said({"export", run.string(), (sam.dir.path() / "model").string()});
+  trained("sam", 0, out, {"--init-weights=" + run.string(), "--max-steps=1"});
+  trained("sam", 0, out, {"--resume=auto", "--max-steps=2"});
+  trained("sam", 0, out,
+          {"--resume=auto", "--max-steps=3", "--checkpoint=" + (sam.dir.path() / "model").string()});
+  trained("sam", 0, sam.dir.path() / "eval",
+          {"--config=" + (out / "config.toml").string(), "--eval=" + out.string()});
+}
+
 TEST_CASE("worker report takes a folder of runs", "[training]") {
   const TempDir dir;
   const auto runs = dir.path() / "runs", page = dir.path() / "page.html";

@@ -396,6 +396,9 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
     for (const auto& note : values.notes) log_info(note);
   task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
+  // What a run's config.toml says that it began with.
+  if (typed.given("eval") && !typed.given("init-weights")) config.model.init_weights.clear();
+  if (typed.given("eval") && !typed.given("checkpoint")) config.sam.checkpoint.clear();
   for (const auto& [name, given] : values.all())
     if (!of_run.given(name)) config.stated.insert(name);  // a resumed run has its own
   settle(config, task);
@@ -452,8 +455,22 @@ void make_deterministic() {
   at::globalContext().setBenchmarkCuDNN(false);
 }
 
-void settle_precision(Config& config, at::Device device, int rank) {
+namespace {
+
+bool has_amx() { return train::cpu_abilities().contains("amx_bf16"); }
+
+}  // namespace
+
+void settle_on_device(Config& config, at::Device device, int rank) {
   auto& precision = config.train.precision.precision;
+  if (config.fast && !std::exchange(config.is_settled, true)) {
+    const bool classifies_images = config.task == "mnist" || config.task == "cifar10";
+    if (device.is_cuda() && !config.stated.contains("cuda-graph"))
+      config.train.cuda_graph = train::GraphChoice::kAuto;
+    if (device.is_cpu() && has_amx() && classifies_images && !config.stated.contains("precision"))
+      precision = train::Precision::kBf16Mixed;
+    config.train.config_json = to_json(config);
+  }
   if (precision != train::Precision::k16Mixed) return;
   const auto& ddp = config.train.parallel;
   for (const auto& [given, flag] : {std::pair(ddp.nan_check, "--nan-check"), std::pair(ddp.join, "--join")})
@@ -469,27 +486,16 @@ void settle_precision(Config& config, at::Device device, int rank) {
              " becomes bf16-mixed on a CPU");
 }
 
-namespace {
-
-/// What --fast turns on where the CPU is fast at it.
-void use_fast_cpu(Config& config, int rank) {
-  auto& precision = config.train.precision.precision;
-  const bool amx = train::cpu_abilities().contains("amx_bf16"),
-             classifies_images = config.task == "mnist" || config.task == "cifar10";
-  if (amx && classifies_images && !config.stated.contains("precision"))
-    precision = train::Precision::kBf16Mixed;
-  const bool bf16 = precision != train::Precision::k32;
+void use_fast_cpu(const Config& config, int rank) {
+  const bool amx = has_amx(), bf16 = config.train.precision.precision != train::Precision::k32;
   if (amx && bf16) train::compute_small_convolutions_as_products();
   if (bf16) ddp::fuse_norm_relu();
-  config.train.config_json = to_json(config);
   if (rank == 0)
     log_info(std::string("--fast, on a CPU with") + (amx ? "" : "out") +
              " AMX: " + (bf16 ? "bf16-mixed" : "32 bits") + ", channels-last" +
              (amx && bf16 ? ", small convolutions as products of matrices" : "") +
              (bf16 ? ", batch norm with ReLU in one pass" : ""));
 }
-
-}  // namespace
 
 bool is_for_cpu(const Config& config) {
   return config.device == ddp::DeviceChoice::kCpu ||
@@ -500,10 +506,8 @@ at::Device set_up_device(Config& config, const WorkerEnv& env) {
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
   const bool on_gpu = chosen.device.is_cuda();
   if (on_gpu) config.train.gpu_uuid = chosen.id, config.train.device_name = chosen.name;
-  if (on_gpu && config.fast && !config.stated.contains("cuda-graph"))
-    config.train.cuda_graph = train::GraphChoice::kAuto;
+  settle_on_device(config, chosen.device, env.rank);
   if (!on_gpu && config.fast) use_fast_cpu(config, env.rank);
-  settle_precision(config, chosen.device, env.rank);
   if (config.backend == ddp::BackendChoice::kNccl && !on_gpu)
     throw UsageError("--backend=nccl: this rank computes on the CPU; use --backend=gloo");
   return chosen.device;
@@ -538,13 +542,14 @@ void settle_merged(Config& config, const std::vector<settings::Setting>& setting
   const auto defaults = json::parse(to_json(plain));
   const auto stated = config.stated;
   task.set_defaults(config);
+  const auto now = json::parse(to_json(config));
   for (const auto& setting : settings) {
     const auto value = merged.find(setting.key());
     if (value == merged.end() || value->is_null() || !setting.belongs_to(config.task)) continue;
     const bool is_default = *value == defaults[setting.key()];
     if (is_default && !setting.get() && !stated.contains(setting.name))
-      continue;  // gives way to a stated one
-    assign(setting, *value);
+      continue;                                                 // gives way to a stated one
+    if (now[setting.key()] != *value) assign(setting, *value);  // JSON has not every byte of a path
     if (!is_default) config.stated.insert(setting.name);
   }
   try {
@@ -597,7 +602,9 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
     const bool stated = config.stated.contains(setting.name);
     const std::string separator = resumed.changes.empty() ? "--" : ", --";
     if (std::ranges::find(kOfEachRun, setting.name) != kOfEachRun.end()) {
-      if (setting.name == "init-weights" && !stated && trains(config)) {  // not read again, but said
+      if (setting.name == "init-weights" && !stated && trains(config) &&
+          !config.stated.contains("checkpoint")) {
+        // Not read again, but said.
         assign(setting, was[key]);
         merged[key] = was[key];
       }
@@ -621,10 +628,12 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
   if (was.contains("weight_decay") && was["weight_decay"].is_null())
     resumed.before.train.optim.optimizer.weight_decay.reset();
   settle_merged(resumed.config, settings, merged, task);
-  if (const auto shape = was.find("architecture");
-      shape != was.end() && shape->is_null() && !config.stated.contains("architecture")) {
-    resumed.config.sam.architecture.clear();  // the run began with the shape of given weights
-    resumed.config.train.config_json = to_json(resumed.config);
+  if (const auto shape = was.find("architecture"); shape != was.end()) {
+    if (shape->is_null() && !config.stated.contains("architecture")) {
+      resumed.config.sam.architecture.clear();  // the run began with the shape of given weights
+      resumed.config.train.config_json = to_json(resumed.config);
+    }
+    if (*shape == is["architecture"]) resumed.config.stated.erase("architecture");  // its file may be gone
   }
   return resumed;
 }

@@ -64,6 +64,7 @@ struct Config {
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
+  bool is_settled = false;       ///< for the device, or as the checkpoint has it
   bool resumes = false;          ///< from a checkpoint or from memory: initial weights are not read
   std::string resumed_shape;     ///< the model's, as the checkpoint has it; empty: the settings tell it
   bool estimate = false;         ///< measure ten steps and estimate how long a run would take
@@ -104,10 +105,13 @@ inline const settings::Range kSeconds{0, 1e9, true, "seconds above 0"};
 /// the fastest algorithm. Call it before the first use of a GPU.
 void make_deterministic();
 
-/// On a CPU, changes 16-mixed to bf16-mixed, as Lightning does, and logs it on rank 0: float16 is slow there,
-/// if it works at all.
-/// throws UsageError for settings that do not work with the loss scaling of 16-mixed, on a GPU
-void settle_precision(Config& config, at::Device device, int rank);
+/// Unless it is known already, --fast's choice of precision or graph for the device. On a CPU, changes
+/// 16-mixed to bf16-mixed, as Lightning does, and logs it on rank 0: float16 is slow there, if it works at
+/// all. throws UsageError for settings that do not work with the loss scaling of 16-mixed, on a GPU
+void settle_on_device(Config& config, at::Device device, int rank);
+
+/// With --fast: turns on what makes the settled precision fast on this CPU. Rank 0 logs it.
+void use_fast_cpu(const Config& config, int rank);
 
 /// Whether the device will be the CPU. Then tasks can be loaded before it is chosen; else LibTorch, which
 /// looks for CUDA only once, could decide that there is none.

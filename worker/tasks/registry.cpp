@@ -24,7 +24,7 @@ namespace {
 /// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is
 /// mapped.
 void rehearse(const train::Task& task, Config config) {
-  settle_precision(config, at::kCPU, /*rank=*/-1);
+  settle_on_device(config, at::kCPU, /*rank=*/-1);
   const train::TrainerOptions& options = config.train;
   auto& module = *task.module;
   const bool without_weights = module.parameters().empty() || module.parameters()[0].is_meta();
@@ -69,7 +69,7 @@ train::Task make_task(const Config& config) {
 }
 
 void LoadedTask::load(Config config) {
-  if (is_for_cpu(config)) settle_precision(config, at::kCPU, /*rank=*/-1);
+  if (is_for_cpu(config)) settle_on_device(config, at::kCPU, /*rank=*/-1);
   const bool has_shape =
       !config.resumes || config.resumed_shape.empty() || (task && task->model_config == config.resumed_shape);
   if (task && has_shape && made_of_ == to_json(config)) return;

@@ -134,16 +134,16 @@ TEST_CASE("what is off by 0 is off", "[config]") {
 TEST_CASE("what does not go with 16-mixed is refused on a GPU alone, and names what was given", "[config]") {
   for (const std::string flag : {"--nan-check", "--join"}) {
     for (auto config : {parse({"cifar10", flag}), parse({"mnist", "--precision=16-mixed", flag})}) {
-      CHECK_THROWS_AS(settle_precision(config, at::kCUDA, 0), UsageError);
-      CHECK_THROWS_WITH(settle_precision(config, at::kCUDA, 0),
+      CHECK_THROWS_AS(settle_on_device(config, at::kCUDA, 0), UsageError);
+      CHECK_THROWS_WITH(settle_on_device(config, at::kCUDA, 0),
                         flag + ": expected --precision=32 or --precision=bf16-mixed, got 16-mixed");
-      CHECK_NOTHROW(settle_precision(config, at::kCPU, -1));
+      CHECK_NOTHROW(settle_on_device(config, at::kCPU, -1));
     }
     auto precise = parse({"cifar10", flag, "--precision=32"});
-    CHECK_NOTHROW(settle_precision(precise, at::kCUDA, 0));
+    CHECK_NOTHROW(settle_on_device(precise, at::kCUDA, 0));
   }
   auto plain = parse({"cifar10"});
-  CHECK_NOTHROW(settle_precision(plain, at::kCUDA, 0));
+  CHECK_NOTHROW(settle_on_device(plain, at::kCUDA, 0));
 }
 
 TEST_CASE("the file of a run in which defaults are off or gave way repeats it", "[config]") {
