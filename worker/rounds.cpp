@@ -142,7 +142,7 @@ void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMem
 /// The settings of what the run goes on from hold where none is stated.
 void hold_settings(Config& config, const std::string& json, const ddp::ProcessGroup& group) {
   const bool was_fast = config.fast;
-  config.is_settled = true;
+  config.is_settled = nlohmann::json::parse(json)["fast"] == true;
   config = resumed_config(config, json, entry_of(config.task)).config;
   config.resumed_shape = nlohmann::json::parse(json).value(kModelShape, "");
   if (config.deterministic) make_deterministic();
@@ -259,7 +259,6 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     settle_resumed_run(config, group);
     continue_own_run(config, rounds.env(), group);
     if (trains(config) && group.rank() == 0) hold_resumed_run(config);
-    const bool is_new = !memory.checkpoint_settings;
     apply_checkpoint_settings(config, rounds, group, memory);
     if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     memory.task.finish_loading();
@@ -268,7 +267,8 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
     config.resumes = !only_looks && (memory.run.state || !memory.checkpoint_settings->empty());
     // Its command alone may not tell them: the files that it names may be gone.
-    if (memory.run.state && is_new) hold_settings(config, config_of_state(*memory.run.state), group);
+    if (memory.run.state && !memory.has_settings)
+      hold_settings(config, config_of_state(*memory.run.state), group);
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved = memory.run.has_saved(group);
@@ -280,8 +280,10 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
         const auto json =
             ddp::broadcast_from_rank_0(group, group.rank() == 0 ? config_of_checkpoint(saved) : "");
         if (!json.empty()) hold_settings(config, json, group);
+        memory.task.task.reset();  // with --fsdp, of a model whose weights were read
       }
     }
+    memory.has_settings = true;
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);
     if (memory.run.file) memory.run.wait();  // others may still be copying

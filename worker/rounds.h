@@ -16,7 +16,8 @@ struct InMemory {
   LoadedTask task;
   train::RunMemory run;
   std::optional<std::string> checkpoint_settings;  ///< applied, as JSON; empty: none
-  bool has_folder = false;  ///< this process, with rank 0, has made or locked the run folder
+  bool has_settings = false;  ///< this process has all that the run has, also from a state or other ranks
+  bool has_folder = false;    ///< this process, with rank 0, has made or locked the run folder
 };
 
 /// Decides whether this rank continues in place when another one is lost, and from which memory.

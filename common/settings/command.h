@@ -180,6 +180,7 @@ class Values {
   /// Replaces values by those in upper.
   void overlay(const Values& upper);
   void drop_empty();
+  void remove(const std::string& name) { all_.erase(name); }
 
   bool given(const std::string& name) const { return all_.count(name) > 0; }
   bool is_true(const std::string& name) const { return text(name) == "true"; }

@@ -108,6 +108,29 @@ for i, one in enumerate(json.load(open("predictions/predictions.json"))["predict
         assert abs(top.values[0, k].item() - found["probability"]) < 1e-4, (i, k, top, found)
     assert top.indices[0, 0].item() == one["classes"][0]["index"] or top.values[0, 0] - top.values[0, 1] < 1e-4
 )");
+
+  // A picture that cannot be read does not keep the others from being predicted; of two ranks, one does it.
+  const auto bad = (dir.path() / "pictures/0001.png").string();
+  std::ofstream(bad) << "no picture";
+  const auto again = dir.path() / "again";
+  for (const bool overwrite : {false, true}) {
+    auto words = training("mnist", 2, again,
+                          {"--predict", (dir.path() / "pictures").string(), "--checkpoint", run.string(),
+                           "--batch-size=3", "--data=fashion-mnist"});
+    if (overwrite) words.argv.emplace_back("--overwrite");
+    Child job(words);
+    CHECK(job.wait(kTraining) == ExitStatus::exited(1));
+    CAPTURE(job.out(), job.err());
+    CHECK_THAT(job.err(), ContainsSubstring(bad + ": is neither a PNG nor a JPEG"));
+    CHECK_THAT(job.err(), ContainsSubstring("1 of 100 pictures cannot be read"));
+    CHECK(count_of("predictions: ", job.out()) == 1);
+  }
+  auto found = predictions_in(again);
+  CHECK(found[1]["classes"].empty());
+  CHECK_THAT(found[1]["error"].get<std::string>(), ContainsSubstring("0001.png"));
+  CHECK(found[2]["classes"][0]["index"] == predictions[2]["classes"][0]["index"]);
+  CHECK(found[99]["classes"][0]["index"] == predictions[99]["classes"][0]["index"]);
+  CHECK_FALSE(fs::exists(again / "pictures/002_0001.png"));
 }
 
 TEST_CASE("cifar10's predicted classes of a data set's pictures are those of --eval", "[predict]") {

@@ -120,7 +120,12 @@ void damage_tensor(const fs::path& file) {
   auto bytes = read_file(file);
   const auto name = bytes.find("/data/0");
   REQUIRE(name != std::string::npos);
-  bytes[(name + 64) / 64 * 64] ^= 1;  // where the archive aligns it
+  const auto header = bytes.rfind("PK\x03\x04", name);  // of the zip archive's record
+  const auto size_at = [&](std::size_t at) {
+    return static_cast<unsigned char>(bytes[header + at]) +
+           256 * static_cast<unsigned char>(bytes[header + at + 1]);
+  };
+  bytes[header + 30 + size_at(26) + size_at(28)] ^= 1;
   std::ofstream(file, std::ios::binary) << bytes;
 }
 
@@ -1267,6 +1272,35 @@ TEST_CASE("without its best checkpoint, a run's next best one is it for every co
   CHECK(pruned.status == ExitStatus::exited(0));
   CHECK(fs::exists(second));
   CHECK_FALSE(fs::exists(third));
+}
+
+TEST_CASE("a run whose best checkpoint is damaged ends with the next best one", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const bool sharded = GENERATE(false, true);
+  const auto train = [&](const std::string& epochs) {
+    return end_of(linear(
+        out,
+        {"--resume=auto", "--val-split=0.25", "--save-top-k=2", epochs, sharded ? "--fsdp" : "--lr=0.01"},
+        sharded ? 2 : 0));
+  };
+  REQUIRE(train("--epochs=4").status == ExitStatus::exited(0));
+  const auto best_now = [&] { return fs::path(read_summary(out)["best_checkpoint"].get<std::string>()); };
+  const auto best = best_now();
+  if (sharded) {
+    for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+      if (entry.is_directory() && entry.path().filename().string().starts_with(best.stem().string()))
+        damage(entry.path() / "rank-1");
+  } else {
+    damage_tensor(best);
+  }
+  const auto ended = train("--epochs=5");
+  CAPTURE(ended.out, ended.err);
+  CHECK(ended.status == ExitStatus::exited(0));
+  CHECK_THAT(ended.err, ContainsSubstring("; this best checkpoint no longer counts"));
+  CHECK(best_now() != best);
+  CHECK(fs::exists(best_now()));
+  CHECK(fs::exists(best));  // for whoever can mend it
 }
 
 TEST_CASE("prune keeps the best of each branch, as its newest checkpoint that has scores tells",

@@ -17,8 +17,10 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/data/dataset_files.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/image/image_files.h>
@@ -175,6 +177,7 @@ struct Prediction {
   std::string name;  ///< of the file, and the row
   std::string adapted;
   std::vector<std::pair<std::int64_t, double>> classes;  ///< with probabilities, the likeliest first
+  std::string problem;                                   ///< why there are none
 };
 
 /// throws  UsageError for a checkpoint of another task
@@ -195,16 +198,19 @@ Classifier read_classifier(const TaskEntry& task, const PredictFlags& flags) {
   return task.classifier(train::read_weights(file, train::WeightsOf::kAveragesIfAny), file, data);
 }
 
-/// Adds the likeliest classes of a batch to its predictions, which begin at `first`.
+/// Adds the likeliest classes of a batch to those of the predictions from `first` on that have no problem.
 void predict_batch(const Classifier& model, const torch::Tensor& input, at::Device device,
                    std::vector<Prediction>& predictions, std::size_t first) {
   const torch::NoGradGuard no_grad;
   const auto scores_BK = model.log_probabilities(input.to(device)).exp().cpu();
   const auto [best, index] = scores_BK.topk(std::min<std::int64_t>(3, scores_BK.size(1)));
-  for (std::int64_t i = 0; i < best.size(0); ++i)
+  for (std::int64_t i = 0; i < best.size(0); ++first) {
+    auto& [name, adapted, classes, problem] = predictions[first];
+    if (!problem.empty()) continue;
     for (std::int64_t k = 0; k < best.size(1); ++k)
-      predictions[first + static_cast<std::size_t>(i)].classes.emplace_back(index[i][k].item<std::int64_t>(),
-                                                                            best[i][k].item<double>());
+      classes.emplace_back(index[i][k].item<std::int64_t>(), best[i][k].item<double>());
+    ++i;
+  }
 }
 
 std::string percent(double probability) { return formatted("%.1f %%", 100 * probability); }
@@ -225,19 +231,28 @@ std::vector<Prediction> predict_pictures(const Classifier& model, const PredictF
                                          at::Device device) {
   const auto files = pictures_in(flags.files);
   std::vector<Prediction> all;
+  std::size_t unreadable = 0;
   while (all.size() < files.size()) {
     const auto first = all.size();
     const auto count = std::min(files.size() - first, static_cast<std::size_t>(flags.batch_size));
     std::vector<torch::Tensor> inputs;
-    std::vector<image::Image> pictures;
-    for (std::size_t i = first; i < first + count; ++i) {
-      pictures.push_back(image::read_image(files[i]));
-      auto [input, how] = adapt_picture(pictures.back(), *model.pictures);
-      inputs.push_back(std::move(input));
-      all.push_back({files[i].string(), std::move(how), {}});
+    std::vector<image::Image> pictures(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto& one = all.emplace_back(Prediction{files[first + i].string(), "", {}, ""});
+      try {
+        pictures[i] = image::read_image(files[first + i]);
+        auto [input, how] = adapt_picture(pictures[i], *model.pictures);
+        inputs.push_back(std::move(input));
+        one.adapted = std::move(how);
+      } catch (const IoError& error) {
+        if (++unreadable == files.size()) throw;
+        one.problem = error.what();
+        log_warning(one.problem);
+      }
     }
-    predict_batch(model, torch::stack(inputs), device, all, first);
+    if (!inputs.empty()) predict_batch(model, torch::stack(inputs), device, all, first);
     for (std::size_t i = first; i < all.size(); ++i) {
+      if (!all[i].problem.empty()) continue;
       const auto label = best_class(model, all[i]) + " " + percent(all[i].classes.front().second);
       image::write_png(flags.out / picture_name(i, files.size(), files[i]),
                        image::with_label(pictures[i - first], label));
@@ -259,7 +274,7 @@ std::vector<Prediction> predict_rows(const Classifier& model, const PredictFlags
       const auto first = all.size();
       const auto count = std::min(flags.batch_size, input.size(0) - row);
       for (std::int64_t i = 0; i < count; ++i)
-        all.push_back({file + " row " + std::to_string(row + i + 1), "", {}});
+        all.push_back({file + " row " + std::to_string(row + i + 1), "", {}, ""});
       predict_batch(model, input.narrow(0, row, count), device, all, first);
     }
   }
@@ -272,6 +287,7 @@ void print_table(const Classifier& model, const std::vector<Prediction>& predict
   if (model.classes.size() > 2) rows[0].insert(rows[0].end(), {"THIRD", ""});
   if (model.pictures) rows[0].emplace_back("ADAPTED");
   for (const auto& prediction : predictions) {
+    if (!prediction.problem.empty()) continue;  // has been told of
     auto& row = rows.emplace_back(std::vector{one_line(prediction.name)});
     for (const auto& [index, probability] : prediction.classes)
       row.insert(row.end(), {model.classes.at(static_cast<std::size_t>(index)), percent(probability)});
@@ -292,6 +308,7 @@ std::string to_json(const std::string& task, const PredictFlags& flags, const Cl
                          {"probability", probability}});
     ordered_json one = {{model.pictures ? "picture" : "row", prediction.name}, {"classes", classes}};
     if (model.pictures) one["adapted"] = prediction.adapted;
+    if (!prediction.problem.empty()) one["error"] = prediction.problem;
     json["predictions"].push_back(std::move(one));
   }
   // A path is bytes, JSON is UTF-8.
@@ -350,6 +367,7 @@ bool wants_prediction(int argc, char** argv) {
 
 int run_predict_command(int argc, char** argv) {
   const std::string task = argv[0];
+  if (process_env("RANK").value_or("0") != "0") return 0;  // of a job, one process predicts
   if (task == "sam") return sam::run_predict_command(argc, argv);
   const auto& entry = entry_of(task);
   std::vector<std::string> words;
@@ -368,7 +386,11 @@ int run_predict_command(int argc, char** argv) {
   print_table(model, predictions);
   write_file_atomic(flags->out / "predictions.json", to_json(task, *flags, model, predictions));
   std::cout << "predictions: " << flags->out.string() << std::endl;
-  return 0;
+  const auto unreadable =
+      std::ranges::count_if(predictions, [](const auto& one) { return !one.problem.empty(); });
+  if (unreadable == 0) return 0;
+  log_error(formatted("%td of %zu pictures cannot be read", unreadable, predictions.size()));
+  return 1;
 }
 
 }  // namespace ddprun::worker

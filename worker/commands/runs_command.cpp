@@ -49,11 +49,14 @@ std::string size_text(std::uintmax_t bytes) {
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
-/// For a list, which has the others where the file that tells the scores is damaged.
-BestCheckpoints best_if_known(const std::vector<StateFile>& states) try {
-  return best_checkpoints(states);
-} catch (const IoError& error) {
-  log_warning(error.what());
+/// For a list, which has the others where a file that tells the scores is damaged.
+BestCheckpoints best_if_known(const std::vector<StateFile>& states) {
+  for (auto state = states.begin(); state != states.end(); ++state)
+    if (state->problem.empty()) try {
+        return best_checkpoints({state, states.end()});
+      } catch (const IoError& error) {
+        log_warning(error.what());
+      }
   return {};
 }
 

@@ -193,8 +193,9 @@ void settle_defaults(Config& config, const TaskEntry& task) {
   const auto is_default = [&](const char* name) { return !config.stated.contains(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
   auto& precision = config.train.precision;
-  if (config.fast && is_default("channels-last")) precision.channels_last = true;
-  if (config.fast && is_default("cudnn-benchmark")) precision.cudnn_benchmark = true;
+  const bool is_fast = config.fast && !config.is_settled;
+  if (is_fast && is_default("channels-last")) precision.channels_last = true;
+  if (is_fast && is_default("cudnn-benchmark")) precision.cudnn_benchmark = true;
   // A static graph finds unused parameters by itself; where it cannot be used, every step must search.
   auto& parallel = config.train.parallel;
   if (parallel.static_graph && is_default("static-graph") &&
@@ -383,6 +384,8 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.given("config")) {
     train::put_back_half_replaced(typed.text("config"));
     values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
+    if (typed.given("eval"))  // the file of a run says what it began with
+      for (const char* weights : {"init-weights", "checkpoint"}) values.remove(weights);
   } else if (!typed.given("eval")) {  // which trains nothing
     require(command, typed);
   }
@@ -396,9 +399,6 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
     for (const auto& note : values.notes) log_info(note);
   task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
-  // What a run's config.toml says that it began with.
-  if (typed.given("eval") && !typed.given("init-weights")) config.model.init_weights.clear();
-  if (typed.given("eval") && !typed.given("checkpoint")) config.sam.checkpoint.clear();
   for (const auto& [name, given] : values.all())
     if (!of_run.given(name)) config.stated.insert(name);  // a resumed run has its own
   settle(config, task);
@@ -600,6 +600,7 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
         was[key] == is[key])
       continue;
     const bool stated = config.stated.contains(setting.name);
+    if (setting.name == "checkpoint" && config.stated.contains("init-weights")) continue;
     const std::string separator = resumed.changes.empty() ? "--" : ", --";
     if (std::ranges::find(kOfEachRun, setting.name) != kOfEachRun.end()) {
       if (setting.name == "init-weights" && !stated && trains(config) &&

@@ -76,6 +76,7 @@ BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states) {
                                             [](const auto& kept) { return kept.path.filename().string(); });
         return file == states.end() || !file->leads_to(newest->identity, newest->step);
       });
+      if (!best.scores.empty() && best.scores.front().first != first) best.missing = first;
     } catch (const std::invalid_argument& error) {
       throw IoError(newest->path, error.what());
     }
@@ -137,6 +138,9 @@ fs::path checkpoint_of(const fs::path& path, const std::string& flag, Kept kept)
       continue;
     }
     if (best.scores.empty()) return found(file->path, "the newest checkpoint", skipped);
+    if (!best.missing.empty())
+      skipped.push_back((run.checkpoints() / best.missing).string() +
+                        ": the run's best checkpoint is gone or damaged, or another one has its name");
     const auto& [name, score] = best.scores.front();
     return found(run.checkpoints() / name,
                  "the best checkpoint (" + best.monitor + formatted(" %.4g)", score), skipped);

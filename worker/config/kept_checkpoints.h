@@ -20,6 +20,7 @@ std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 struct BestCheckpoints {
   std::string monitor;
   std::vector<std::pair<std::string, double>> scores;  ///< by file name, the best one first
+  std::string missing;  ///< what the run took for its best, if it is none of them
 };
 BestCheckpoints best_checkpoints(const std::vector<train::StateFile>& states);
 

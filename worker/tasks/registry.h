@@ -68,8 +68,8 @@ GivenWeights read_given_weights(const Config& config);
 /// later, unless its weights come from a file or are inspected (--summary).
 template <typename Make>
 auto make_model(const Config& config, train::Task& task, const Make& make) {
-  const bool given = !config.model.eval.empty() || !config.sam.checkpoint.empty() ||
-                     (!config.model.init_weights.empty() && !config.resumes);
+  const bool given = !config.model.eval.empty() || (!config.model.init_weights.empty() && !config.resumes) ||
+                     (!config.sam.checkpoint.empty() && !(config.resumes && !config.resumed_shape.empty()));
   const bool defer = config.train.parallel.fsdp && !given && !config.summary;
   ddp::DeferredInit deferred;
   if (defer) task.initialise = deferred;

@@ -91,6 +91,27 @@ TEST_CASE("a replicated training may go on sharded: what only a replicated one h
   }
 }
 
+TEST_CASE("what a run left out of --fast stays out when it goes on", "[config]") {
+  const auto& task = entry_of("cifar10");
+  auto plain = parse(task);
+  plain.is_settled = true;  // for the device, in the checkpoint
+  const auto run = parse(task, {"--fast", "--channels-last=false", "--cudnn-benchmark=false"});
+  const auto resumed = resumed_config(plain, to_json(run), task).config;
+  CHECK(resumed.fast);
+  CHECK_FALSE(resumed.train.precision.channels_last);
+  CHECK_FALSE(resumed.train.precision.cudnn_benchmark);
+}
+
+TEST_CASE("weights that a run is begun with and those that its command names do not exclude each other",
+          "[config]") {
+  const auto& task = entry_of("sam");
+  const auto of_checkpoint = parse(task, {"--checkpoint=model"}),
+             of_weights = parse(task, {"--init-weights=w.pt"});
+  CHECK(resumed_config(of_weights, to_json(of_checkpoint), task).config.sam.checkpoint.empty());
+  CHECK(resumed_config(of_checkpoint, to_json(of_weights), task).config.model.init_weights.empty());
+  CHECK(resumed_config(parse(task), to_json(of_weights), task).config.model.init_weights == "w.pt");
+}
+
 TEST_CASE("a setting that excludes one of the checkpoint's is refused in a line that says so", "[config]") {
   const auto& task = entry_of("mnist");
   CHECK_THROWS_WITH(

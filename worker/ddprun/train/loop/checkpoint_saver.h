@@ -86,6 +86,8 @@ class CheckpointSaver {
 
   /// The best checkpoint, once it is on disk; empty if there is none. Every rank calls it and gets the same.
   std::filesystem::path best_path();
+  /// The same, read whole: damaged ones no longer count, with a warning each.
+  std::filesystem::path best_readable_path();
   /// Waits until everything is on disk. throws  IoError
   void wait();
   /// How long checkpoints have held up the training so far.
