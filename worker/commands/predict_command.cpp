@@ -367,7 +367,13 @@ bool wants_prediction(int argc, char** argv) {
 
 int run_predict_command(int argc, char** argv) {
   const std::string task = argv[0];
-  if (process_env("RANK").value_or("0") != "0") return 0;  // of a job, one process predicts
+  const auto rank = process_env("RANK").value_or(""), ranks = process_env("WORLD_SIZE").value_or("");
+  const bool asks =
+      std::any_of(argv, argv + argc, [](const std::string_view word) { return word == "--help"; });
+  if (!asks && !rank.empty() && rank != "0" && !ranks.empty() && ranks != "1") {
+    log_info("--predict: rank 0 predicts alone, and this is rank " + rank + " (RANK, WORLD_SIZE)");
+    return 0;
+  }
   if (task == "sam") return sam::run_predict_command(argc, argv);
   const auto& entry = entry_of(task);
   std::vector<std::string> words;

@@ -492,7 +492,8 @@ void use_fast_cpu(const Config& config, int rank) {
   if (bf16) ddp::fuse_norm_relu();
   if (rank == 0)
     log_info(std::string("--fast, on a CPU with") + (amx ? "" : "out") +
-             " AMX: " + (bf16 ? "bf16-mixed" : "32 bits") + ", channels-last" +
+             " AMX: " + (bf16 ? "bf16-mixed" : "32 bits") +
+             (config.train.precision.channels_last ? ", channels-last" : "") +
              (amx && bf16 ? ", small convolutions as products of matrices" : "") +
              (bf16 ? ", batch norm with ReLU in one pass" : ""));
 }
@@ -628,7 +629,11 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
   }
   if (was.contains("weight_decay") && was["weight_decay"].is_null())
     resumed.before.train.optim.optimizer.weight_decay.reset();
+  // Settled again only for a --fast that the run did not have.
+  const bool settled = resumed.config.is_settled;
+  resumed.config.is_settled = settled && was.value("fast", json()) == true;
   settle_merged(resumed.config, settings, merged, task);
+  resumed.config.is_settled = settled;
   if (const auto shape = was.find("architecture"); shape != was.end()) {
     if (shape->is_null() && !config.stated.contains("architecture")) {
       resumed.config.sam.architecture.clear();  // the run began with the shape of given weights

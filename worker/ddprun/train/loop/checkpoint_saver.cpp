@@ -394,25 +394,11 @@ std::filesystem::path CheckpointSaver::best_path() {
   return ddp::broadcast_from_rank_0(run_.group, path);
 }
 
-std::filesystem::path CheckpointSaver::best_readable_path() {
-  const fs::path best = best_path();
-  if (best.empty()) return best;
-  const auto holders = find_shards(run_.group, best.parent_path());
-  const auto verify = [&](const fs::path& checkpoint, const std::string& shards) {
-    return verify_shards(run_.group, checkpoint, shards, holders);
-  };
-  if (!run_.on_rank_0()) {
-    while (verify({}, {})) continue;
-  } else {
-    while (!policy_->best_path().empty()) try {
-        read_and_verify(policy_->best_path(), verify);
-        break;
-      } catch (const IoError& damage) {
-        log_warning(std::string(damage.what()) + "; this best checkpoint no longer counts");
-        policy_->forget_unless(
-            [damaged = policy_->best_path()](const auto& path) { return path != damaged; });
-      }
-    verify({}, {});
+std::filesystem::path CheckpointSaver::best_path_without(const std::filesystem::path& damaged,
+                                                         const std::string& problem) {
+  if (policy_) {
+    log_warning(problem + "; this best checkpoint no longer counts: delete it, or put an intact copy there");
+    policy_->forget_unless([&](const auto& path) { return path != damaged; });
   }
   return best_path();
 }

@@ -86,8 +86,8 @@ class CheckpointSaver {
 
   /// The best checkpoint, once it is on disk; empty if there is none. Every rank calls it and gets the same.
   std::filesystem::path best_path();
-  /// The same, read whole: damaged ones no longer count, with a warning each.
-  std::filesystem::path best_readable_path();
+  /// The same once this one no longer counts, with a warning.
+  std::filesystem::path best_path_without(const std::filesystem::path& damaged, const std::string& problem);
   /// Waits until everything is on disk. throws  IoError
   void wait();
   /// How long checkpoints have held up the training so far.

@@ -115,13 +115,15 @@ std::optional<report::MetricRow> RunEvaluation::end_of_epoch(const TrainState& a
   return row;
 }
 
-void RunEvaluation::evaluate_at_end(const TrainState& at, const std::filesystem::path& best) {
+void RunEvaluation::evaluate_at_end(const TrainState& at, CheckpointSaver& saver) {
   leave_ = nullptr;
+  auto best = saver.best_path();
+  for (std::string problem; !best.empty(); best = saver.best_path_without(best, problem))
+    if (problem = model_.load_weights_of(best); problem.empty()) break;
   const bool tests = run_.task.test_set && !run_.task.test_every_epoch;
   report::MetricRow row = {{"epoch", std::max<std::int64_t>(0, at.epoch - 1)}, {"step", at.step}};
   if (!best.empty()) {
     log_.print("best checkpoint: " + best.string());
-    model_.load_weights_of(best);
     report::MetricRow known;  // rows have it where it was measured
     if (run_.task.validation_set) evaluate_set(Set::kValidation, at, known);
     if (run_.task.test_set) evaluate_set(Set::kTest, at, tests ? row : known);

@@ -13,6 +13,8 @@
 
 namespace ddprun::train {
 
+class CheckpointSaver;
+
 /// Evaluates a run on its data sets and reports the results. All ranks make the same calls.
 class RunEvaluation {
  public:
@@ -38,8 +40,8 @@ class RunEvaluation {
   std::optional<report::MetricRow> end_of_epoch(const TrainState& at, const Epoch& epoch);
 
   /// If a best checkpoint is kept, loads its weights and evaluates them on all held-out sets; otherwise tests
-  /// the current ones unless every epoch has been tested.
-  void evaluate_at_end(const TrainState& at, const std::filesystem::path& best);
+  /// the current ones unless every epoch has been tested. One that is damaged no longer counts.
+  void evaluate_at_end(const TrainState& at, CheckpointSaver& saver);
 
   /// Adopts the validation in a checkpoint's latest metrics.
   void resume(const report::MetricRow& metrics);

@@ -109,7 +109,7 @@ class Trainer {
     trained_ = true;
     if (memory_.has_parts()) memory_.snapshot_part_now(epoch_.losses);
     status_.report("evaluate", at_);
-    evaluation_.evaluate_at_end(at_, saver_.best_readable_path());
+    evaluation_.evaluate_at_end(at_, saver_);
     evaluation_.draw_figures(at_.step);
     finish();
     return evaluation_.ending(at_);

@@ -7,7 +7,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -417,23 +421,45 @@ c10::IValue ParallelModel::whole_weights() {
   return weights;
 }
 
-void ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
+std::string ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
   const c10::NoGradGuard no_grad;
+  const auto problem_of = [&](const auto& read) {  // that of the first rank that has one
+    std::string own;
+    try {
+      read();
+    } catch (const IoError& error) {
+      if (error.error_number != 0 && error.error_number != ENOENT) throw;  // the disk may give it back later
+      own = error.what();
+    }
+    for (const auto& problem : ddp::all_gather(run_.group, own))
+      if (!problem.empty()) return problem;
+    return std::string();
+  };
+  std::optional<TrainingState> state;
+  auto problem = problem_of([&] {
+    if (run_.on_rank_0())
+      state = has_shards() ? read_checkpoint(checkpoint) : read_weights_of_checkpoint(checkpoint);
+  });
+  if (!problem.empty()) return problem;
   if (has_shards()) {
-    const auto own = run_.on_rank_0() ? std::optional(read_checkpoint(checkpoint)) : std::nullopt;
-    const auto state = broadcast_state(run_.group, own);
-    if (!state.shards.empty())
-      return load_shard_weights(state, checkpoint, *fsdp_, *run_.task.module, run_.group.rank(),
-                                state.ema.isGenericDict() ? "ema" : "model");
+    state = broadcast_state(run_.group, state);
+    if (!state->shards.empty()) {
+      std::function<void()> copy;
+      problem = problem_of([&] {
+        copy = read_shard_weights(*state, checkpoint, *fsdp_, *run_.task.module, run_.group.rank(),
+                                  state->ema.isGenericDict() ? "ema" : "model");
+      });
+      if (problem.empty()) copy();
+      return problem;
+    }
   }
   with_whole_parameters([&] {
-    if (run_.on_rank_0())
-      load_weights(*run_.task.module, weights_to_evaluate(read_weights_of_checkpoint(checkpoint)),
-                   checkpoint);
+    if (run_.on_rank_0()) load_weights(*run_.task.module, weights_to_evaluate(*state), checkpoint);
     auto tensors = run_.task.module->parameters();
     for (const auto& buffer : run_.task.module->buffers()) tensors.push_back(buffer);
     ddp::broadcast_from_rank_0(run_.group, tensors);
   });
+  return "";
 }
 
 ddp::DistributedDataParallel::Statistics ParallelModel::statistics() const {

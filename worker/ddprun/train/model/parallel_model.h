@@ -80,7 +80,10 @@ class ParallelModel {
   void load(const TrainingState& state, const std::filesystem::path& source);
   /// Loads a checkpoint's weights, or their averages if there are any, on every rank, for evaluation. Unless
   /// it is sharded, only rank 0 reads it.
-  void load_weights_of(const std::filesystem::path& checkpoint);
+  ///
+  /// returns  on every rank, why it cannot be used, and the weights are as before; empty: they are loaded
+  /// throws   IoError if a disk does not give it
+  std::string load_weights_of(const std::filesystem::path& checkpoint);
   /// The module's whole state_dict: on rank 0; None on the others.
   c10::IValue whole_weights();
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
@@ -57,26 +58,30 @@ Shards save_shards(TrainingState& state, const ddp::FullyShardedDataParallel& fs
   return shards;
 }
 
-void load_shard_weights(const TrainingState& state, const std::filesystem::path& source,
-                        const ddp::FullyShardedDataParallel& fsdp, torch::nn::Module& module, int rank,
-                        const std::string& key) {
-  const torch::NoGradGuard no_grad;
+std::function<void()> read_shard_weights(const TrainingState& state, const std::filesystem::path& source,
+                                         const ddp::FullyShardedDataParallel& fsdp, torch::nn::Module& module,
+                                         int rank, const std::string& key) {
   ShardReader reader(source, state.shards);
   const auto others = key == "ema" ? named_tensors(state.ema, "module.") : named_tensors(state.model);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   for (const auto& item : module.named_buffers()) {
     const auto found = std::find_if(others.begin(), others.end(),
                                     [&](const auto& other) { return other.first == item.key(); });
     if (found == others.end() || found->second.sizes() != item.value().sizes())
       throw IoError(source, "its tensors do not fit the model: " + item.key() + " is missing or misshapen");
-    item.value().copy_(found->second);
+    copies.emplace_back(item.value(), found->second);
   }
-  for (const auto& unit : fsdp.units()) at::Tensor(unit.shard).copy_(reader.shard(key, unit, rank));
+  for (const auto& unit : fsdp.units()) copies.emplace_back(unit.shard, reader.shard(key, unit, rank));
+  return [copies = std::move(copies)] {
+    const torch::NoGradGuard no_grad;
+    for (const auto& [to, from] : copies) to.copy_(from);
+  };
 }
 
 void load_shards(const TrainingState& state, const std::filesystem::path& source,
                  const ddp::FullyShardedDataParallel& fsdp, torch::nn::Module& module, int rank,
                  torch::optim::Optimizer& optimizer, Ema* ema) {
-  load_shard_weights(state, source, fsdp, module, rank, "model");
+  read_shard_weights(state, source, fsdp, module, rank, "model")();
   ShardReader reader(source, state.shards);
   load_optimizer_pieces(optimizer, fsdp, rank, state.optimizer, reader, source);
   if (ema == nullptr || !state.ema.isGenericDict()) return;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include <torch/nn/module.h>
@@ -26,10 +27,12 @@ Shards save_shards(TrainingState& state, const ddp::FullyShardedDataParallel& fs
 void load_shards(const TrainingState& state, const std::filesystem::path& source,
                  const ddp::FullyShardedDataParallel& fsdp, torch::nn::Module& module, int rank,
                  torch::optim::Optimizer& optimizer, Ema* ema);
-/// Only the weights, or their averages. key: "model" or "ema"
-void load_shard_weights(const TrainingState& state, const std::filesystem::path& source,
-                        const ddp::FullyShardedDataParallel& fsdp, torch::nn::Module& module, int rank,
-                        const std::string& key);
+/// Reads only the weights, or their averages. key: "model" or "ema"
+///
+/// returns  what copies them to the module
+std::function<void()> read_shard_weights(const TrainingState& state, const std::filesystem::path& source,
+                                         const ddp::FullyShardedDataParallel& fsdp, torch::nn::Module& module,
+                                         int rank, const std::string& key);
 
 /// What Ema averages: a module's parameters have no memory most of the time.
 Ema::NamedTensors named_shards(const ddp::FullyShardedDataParallel& fsdp);
