@@ -141,15 +141,17 @@ void choose_memory(Config& config, const ddp::Rounds& rounds, bool on_gpu, InMem
 
 /// The settings of what the run goes on from hold where none is stated.
 void hold_settings(Config& config, const std::string& json, const ddp::ProcessGroup& group) {
-  const auto precision = config.train.precision.precision;
-  const bool was_fast = config.fast;
-  config.is_settled = true;
+  const auto before = config.train.precision;
+  const bool was_fast = config.fast, on_cpu = group.device().is_cpu();
+  config.is_settled = on_cpu || nlohmann::json::parse(json)["fast"] == true;
   config = resumed_config(config, json, entry_of(config.task)).config;
   config.resumed_shape = nlohmann::json::parse(json).value(kModelShape, "");
   if (config.deterministic) make_deterministic();
   settle_on_device(config, group.device(), group.rank());
-  const bool is_told = was_fast && config.train.precision.precision == precision;
-  if (config.fast && group.device().is_cpu()) use_fast_cpu(config, is_told ? -1 : group.rank());
+  const auto& now = config.train.precision;
+  const bool is_told =
+      was_fast && now.precision == before.precision && now.channels_last == before.channels_last;
+  if (config.fast && on_cpu) use_fast_cpu(config, is_told ? -1 : group.rank());
 }
 
 /// With --resume: the checkpoint's settings hold where none is stated. Every rank calls it first in every

@@ -1303,6 +1303,21 @@ TEST_CASE("a run whose best checkpoint is damaged ends with the next best one", 
   CHECK(fs::exists(best));  // for whoever can mend it
 }
 
+TEST_CASE("a run whose only checkpoint is damaged writes its end", "[training][run_folder]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const std::vector<std::string> flags = {"--epochs=400", "--limit-train=64", "--val-split=0.25",
+                                          "--save-top-k=1", "--no-save-last"};
+  Child child(linear(out, flags));
+  REQUIRE(wait_until([&] { return fs::exists(out / "checkpoints/epoch=0-step=8.pt"); }));  // the best of all
+  damage_tensor(out / "checkpoints/epoch=0-step=8.pt");
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK_THAT(child.err(), ContainsSubstring("; this best checkpoint no longer counts"));
+  CHECK(read_summary(out)["checkpoint"] == (out / "checkpoints/last.pt").string());
+  CHECK(fs::exists(out / "checkpoints/last.pt"));
+}
+
 TEST_CASE("prune keeps the best of each branch, as its newest checkpoint that has scores tells",
           "[training][run_folder]") {
   const TempDir dir;

@@ -110,6 +110,9 @@ class Trainer {
     if (memory_.has_parts()) memory_.snapshot_part_now(epoch_.losses);
     status_.report("evaluate", at_);
     evaluation_.evaluate_at_end(at_, saver_);
+    const auto& kept = run_.options.checkpoint;
+    if (!run_.options.out.empty() && kept.top_k != 0 && !kept.save_last && saver_.best_path().empty())
+      save({at_.epoch, next_epoch_.samples}, Occasion::kEnd);
     evaluation_.draw_figures(at_.step);
     finish();
     return evaluation_.ending(at_);

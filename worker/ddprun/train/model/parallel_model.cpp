@@ -16,6 +16,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/ddp/checks.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/model_tensors.h>
@@ -430,6 +431,8 @@ std::string ParallelModel::load_weights_of(const std::filesystem::path& checkpoi
     } catch (const IoError& error) {
       if (error.error_number != 0 && error.error_number != ENOENT) throw;  // the disk may give it back later
       own = error.what();
+      if (run_.group.rank() > 0)
+        own += " (on the disk of rank " + std::to_string(run_.group.rank()) + ", host " + host_name() + ")";
     }
     for (const auto& problem : ddp::all_gather(run_.group, own))
       if (!problem.empty()) return problem;
@@ -452,6 +455,7 @@ std::string ParallelModel::load_weights_of(const std::filesystem::path& checkpoi
       if (problem.empty()) copy();
       return problem;
     }
+    if (!run_.on_rank_0()) state.reset();  // of a run that was not sharded then
   }
   with_whole_parameters([&] {
     if (run_.on_rank_0()) load_weights(*run_.task.module, weights_to_evaluate(*state), checkpoint);
