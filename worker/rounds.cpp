@@ -271,8 +271,10 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, InMe
     if (std::exchange(memory.task.used, false) && !memory.run.state) memory.task.task.reset();
     config.resumes = !only_looks && (memory.run.state || !memory.checkpoint_settings->empty());
     // Its command alone may not tell them: the files that it names may be gone.
-    if (memory.run.state && !memory.has_settings)
-      hold_settings(config, config_of_state(*memory.run.state), group);
+    if (memory.run.state) {
+      if (!memory.has_settings) hold_settings(config, config_of_state(*memory.run.state), group);
+      config.resumed_shape = memory.run.state->model_config;
+    }
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved = memory.run.has_saved(group);
